@@ -12,6 +12,7 @@ use millstream_inc::{Abort, CollectiveCall, DataType, Mode, ReduceOperation, Str
 
 use crate::call::{Call, Shape};
 use crate::control::Sender;
+use crate::hosted::HostedSwitch;
 use crate::join::{self, JoinConfig, Joined, Waiting};
 use crate::memory::{Borrowed, Buffer, Domains, Operands, Pending, Span};
 use crate::path::Way;
@@ -24,6 +25,10 @@ use crate::{CollectiveError, Element, JoinError};
 /// How long a rank that is done waits for the others, so that the switch does not take it for
 /// dead while others still wait for results.
 const LINGER: Duration = Duration::from_secs(1);
+
+/// How long a rank that is done and has a switch waits until all have their results from there: for longer than a rank
+/// may be silent before it is lost.
+const SETTLING: Duration = Duration::from_secs(6);
 
 /// Distinguishes the communicators of a process.
 static NEXT_OWNER: AtomicU64 = AtomicU64::new(0);
@@ -40,6 +45,10 @@ pub struct Communicator {
     config: JoinConfig,
     /// Of each tree; none where ranks share memory.
     switches: Vec<(String, IpAddr)>,
+    /// Why the ranks' own processes take the place of switches, if they do.
+    fallback: Option<String>,
+    /// That of this process.
+    hosted: Option<Arc<HostedSwitch>>,
     mode: Mode,
     registrations: Registrations,
     /// The number of the collective that was started, and its buffer.
@@ -59,7 +68,8 @@ impl Communicator {
         config: &JoinConfig,
         mut waiting: impl FnMut(&Waiting),
     ) -> Result<Self, JoinError> {
-        let Joined { way, watcher, sender, domains, switches } = join::join(config, &mut waiting)?;
+        let Joined { way, watcher, sender, domains, switches, fallback, hosted } =
+            join::join(config, &mut waiting)?;
         Ok(Self {
             way,
             sender,
@@ -67,6 +77,8 @@ impl Communicator {
             owner: NEXT_OWNER.fetch_add(1, Ordering::Relaxed),
             config: config.clone(),
             switches,
+            fallback,
+            hosted,
             mode: Mode::Write,
             registrations: Registrations::default(),
             pending: None,
@@ -94,6 +106,12 @@ impl Communicator {
     /// tree, in their order.
     pub fn switches(&self) -> impl Iterator<Item = (&str, IpAddr)> {
         self.switches.iter().map(|(name, address)| (&**name, *address))
+    }
+
+    /// Why no switch serves the group, where the ranks' own processes take the place of switches
+    /// ([`JoinConfig::fallback`]). [`Communicator::switches`] are those then.
+    pub fn fallback(&self) -> Option<&str> {
+        self.fallback.as_deref()
     }
 
     /// Why the communicator is of no more use, if so.
@@ -459,6 +477,11 @@ impl Drop for Communicator {
         } else if self.way.failure().is_none() {
             self.sender.say_last(ToController::Leave { collectives });
             self.way.wait_closed(LINGER);
+            if let Some(switch) = &self.hosted {
+                switch.wait_settled(SETTLING);
+            }
+        } else if let Some(switch) = &self.hosted {
+            switch.wait_settled(LINGER);
         }
         // Handles that outlive it keep the connection, by which nothing may arrive any more: what was registered can
         // be freed now.

@@ -31,6 +31,8 @@ pub(crate) struct Engine {
     waiters: Waiters,
     /// One for each tree.
     links: Vec<Link>,
+    /// So many devices, those of the first trees: further trees are on the same.
+    devices: usize,
 }
 
 struct State {
@@ -102,9 +104,15 @@ const RETRY_COUNT: u8 = 7;
 const OVERDUE_PATIENCE: Duration = Duration::from_secs(2);
 
 impl Engine {
-    /// Of trees, each with its connection.
-    pub(crate) fn new(trees: Vec<(Tree, Link)>, world: u32, slot: &EngineSlot) -> Arc<Self> {
-        let (trees, links) = trees.into_iter().unzip();
+    /// Of trees, each with its connection; as many of the first as there are `devices` are on different ones.
+    pub(crate) fn new(
+        trees: Vec<(Tree, Link)>,
+        devices: usize,
+        world: u32,
+        slot: &EngineSlot,
+    ) -> Arc<Self> {
+        let (trees, links): (Vec<Tree>, Vec<Link>) = trees.into_iter().unzip();
+        debug_assert!((1..=links.len()).contains(&devices), "{devices} devices");
         let state = State {
             trees,
             world,
@@ -117,7 +125,7 @@ impl Engine {
         };
         let state = Mutex::new(state);
         let (changed, waiters) = (Condvar::new(), Waiters::default());
-        let engine = Arc::new(Self { state, changed, waiters, links });
+        let engine = Arc::new(Self { state, changed, waiters, links, devices });
         // A slot is for one engine.
         let _ = slot.0.set(Arc::downgrade(&engine));
         engine
@@ -143,11 +151,12 @@ impl Engine {
                 [first, rest @ ..] => first.device.postpone_sending(|| each(rest, work)),
             }
         }
-        if let [only] = &self.links[..] {
+        let links = &self.links[..self.devices];
+        if let [only] = links {
             return only.device.postpone_sending(work);
         }
         let (mut work, mut result) = (Some(work), None);
-        each(&self.links, &mut || result = work.take().map(|work| work()));
+        each(links, &mut || result = work.take().map(|work| work()));
         result.expect("it is called once")
     }
 
@@ -285,7 +294,7 @@ impl Engine {
                 let same = now.is_some_and(|it| it.sequence == running.sequence);
                 (!same || state.outcome(sequence).is_some()).then_some(())
             };
-            let devices = self.links.iter().map(|link| &link.device);
+            let devices = self.links[..self.devices].iter().map(|link| &link.device);
             millstream_verbs::wait(devices, &self.waiters, until - now, is_over);
         }
     }
@@ -645,7 +654,7 @@ mod tests {
             of_engine.push((tree, link));
             others.push((switch, edge));
         }
-        let engine = Engine::new(of_engine, 2, &slot);
+        let engine = Engine::new(of_engine, trees, 2, &slot);
         for (tree, (_, edge)) in others.iter().enumerate() {
             engine.connect(tree, edge, Psn::new(0)).unwrap();
         }

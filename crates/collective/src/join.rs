@@ -4,21 +4,25 @@ use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use millstream_inc::controllers::{Controllers, Search};
 use millstream_inc::protocol::{
-    Awaited, FromController, Hello, HostQueuePair, Refusal, Resume, SameMachine, SharedMemoryPlan,
-    ToController,
+    Awaited, FromController, Hello, HostQueuePair, HostsTrees, Refusal, Resume, SameMachine,
+    SharedMemoryPlan, ToController, shortened,
 };
-use millstream_inc::{CONTROL_BYTES, CommunicatorOptions, HostConfig, HostWorker, MAX_TREES};
+use millstream_inc::{
+    CONTROL_BYTES, CommunicatorOptions, HostConfig, HostWorker, MAX_TREES, SwitchEvent,
+};
 use millstream_net::tls::{self, CallerTls};
 use millstream_net::token::Token;
 use millstream_verbs::{Device, Mtu, ProtectionDomain, Psn, QueuePair, QueuePairCapabilities};
 
 use crate::control::{self, ConnectError, Proofs, ReceiveError, Receiver, Sender};
 use crate::engine::{Edge, Engine, EngineSlot, MAX_STARTED, completion_queue};
+use crate::hosted::{self, HostedSwitch};
 use crate::local::{LocalEngine, Meeting, form};
 use crate::memory::{ControlBlock, Domains};
 use crate::path::{Path, Way};
@@ -60,6 +64,9 @@ pub struct JoinConfig {
     /// Sums, products and averages of floats do not depend on who comes first: the same calls on the same trees have
     /// the same bits. What one rank asks for, all have. Ranks that share memory always have it.
     pub reproducible: bool,
+    /// Whether the ranks' own processes take the place of switches where there is none. One rank that does not want that
+    /// decides for all: then they wait for a switch, and joining fails without one.
+    pub fallback: bool,
     /// How long to wait for the other ranks and for a switch, and for room at the controller.
     pub timeout: Duration,
     /// How long a collective may take. Then the switch is asked whom it waits for, which takes up to 2 s, and the
@@ -74,7 +81,7 @@ pub struct JoinConfig {
 }
 
 impl JoinConfig {
-    /// With 30 s for the group, and 60 s for a collective.
+    /// With 30 s for the group, and 60 s for a collective, and fall-back.
     pub fn new(
         controllers: impl Into<Controllers>,
         group: impl Into<String>,
@@ -91,6 +98,7 @@ impl JoinConfig {
             more_devices: Vec::new(),
             path: Path::Auto,
             reproducible: false,
+            fallback: true,
             timeout: Duration::from_secs(30),
             call_timeout: Duration::from_secs(60),
             token: None,
@@ -118,6 +126,10 @@ pub(crate) struct Joined {
     pub(crate) domains: Domains,
     /// Name and address of the switch of each tree.
     pub(crate) switches: Vec<(String, IpAddr)>,
+    /// Why the ranks' own processes take the place of switches, if they do.
+    pub(crate) fallback: Option<String>,
+    /// That of this process.
+    pub(crate) hosted: Option<Arc<HostedSwitch>>,
 }
 
 /// Joins. Where the controller has no room now, the rank asks again for as long as the group may take.
@@ -168,15 +180,25 @@ fn join_once(
         more_addresses: more_addresses.clone(),
         same_machine,
         options: CommunicatorOptions { reproducible: config.reproducible, plain: false },
+        fallback: hosted::offer(&config.device, config.fallback),
     };
     let mut search = Search::new(config.controllers.clone());
     let opening = find(config, patience, &hello, &mut search, waiting)?;
     let Opening { sender, receiver, deadline, limit, answer } = opening;
     let (controller, answer_by) = (search.current(), None);
-    let mut talk = Talk { controller, sender, receiver, deadline, limit, answer_by, waiting };
-    let (mut switches, segment_bytes, window) = match answer {
-        FromController::GroupReady { switch_address, segment_bytes, window, more_switches } => {
-            (all_switches(switch_address, more_switches), segment_bytes, window)
+    let hosted = None;
+    let mut talk =
+        Talk { controller, sender, receiver, deadline, limit, answer_by, waiting, hosted };
+    let (mut trees, segment_bytes, window) = match answer {
+        FromController::GroupReady {
+            switch_address,
+            segment_bytes,
+            window,
+            more_switches,
+            hosts,
+        } => {
+            let switches = all_switches(switch_address, more_switches);
+            (talk.trees(config, &devices, switches, hosts)?, segment_bytes, window)
         }
         message => match (message, &meeting) {
             (FromController::SharedMemory(plan), Some(meeting)) => {
@@ -193,7 +215,7 @@ fn join_once(
         control_address: 0,
         rank: config.rank,
         world: config.world,
-        path_mtu: path_mtu(&devices, &switches)?,
+        path_mtu: trees.path_mtu()?,
     };
     // Before anybody waits for this rank.
     HostWorker::new(host)?;
@@ -201,58 +223,73 @@ fn join_once(
     // Another plan, after a switch has refused the first, may have more trees.
     let mut ends: Vec<TreeEnd> = Vec::new();
     let plan = loop {
-        if switches.len() > devices.len() {
-            let detail = format!("it has {} trees for {} devices", switches.len(), devices.len());
-            return Err(JoinError::Protocol { controller, detail });
-        }
-        for (tree, device) in devices.iter().enumerate().take(switches.len()).skip(ends.len()) {
+        for (tree, device) in trees.devices().enumerate().skip(ends.len()) {
             ends.push(TreeEnd::new(device, &host, &slot, tree)?);
         }
         let of = |end: &TreeEnd| HostQueuePair { qpn: end.pair.number(), psn: end.psn };
-        let mut pairs = ends[..switches.len()].iter().map(of);
+        let mut pairs = ends[..trees.switches.len()].iter().map(of);
         let Some(HostQueuePair { qpn, psn }) = pairs.next() else {
             unreachable!("there is a switch, and an end for each")
         };
-        let (path_mtu, more) = (path_mtu(&devices, &switches)?, pairs.collect());
+        let (path_mtu, more) = (trees.path_mtu()?, pairs.collect());
         talk.send(&ToController::Connect { qpn, psn, path_mtu, more })?;
         match talk.next()? {
             FromController::Plan(plan) => break plan,
             // A switch has refused a tree, and these are others, whose nodes may have more children.
-            FromController::GroupReady { switch_address, more_switches, segment_bytes, .. } => {
+            FromController::GroupReady {
+                switch_address,
+                segment_bytes,
+                more_switches,
+                hosts,
+                ..
+            } => {
                 host.segment_bytes = segment_bytes;
                 HostWorker::new(host)?;
-                switches = all_switches(switch_address, more_switches);
+                let switches = all_switches(switch_address, more_switches);
+                let others = talk.trees(config, &devices, switches, hosts)?;
+                if others.fallback != trees.fallback {
+                    // Further trees may be on other devices.
+                    ends.truncate(1);
+                }
+                trees = others;
             }
             message => return Err(talk.unexpected(&message)),
         }
     };
-    if plan.more.len() + 1 != switches.len() {
-        let (found, wanted) = (plan.more.len() + 1, switches.len());
+    if plan.more.len() + 1 != trees.switches.len() {
+        let (found, wanted) = (plan.more.len() + 1, trees.switches.len());
         let detail = format!("its plan has {found} trees, after {wanted} switches");
         return Err(JoinError::Protocol { controller, detail });
     }
-    ends.truncate(switches.len());
+    ends.truncate(trees.switches.len());
     let path_mtu = plan.path_mtu;
     let more = plan.more.iter().map(|tree| Edge { qpn: tree.qpn, psn: tree.psn, path_mtu });
     let edges = [Edge { qpn: plan.qpn, psn: plan.psn, path_mtu }].into_iter().chain(more);
     let psns: Vec<Psn> = ends.iter().map(|end| end.psn).collect();
-    let (mut domains, mut trees) = (Vec::new(), Vec::new());
-    for ((end, &switch), &device) in ends.into_iter().zip(&switches).zip(&devices) {
+    let (mut domains, mut connected) = (Vec::new(), Vec::new());
+    for ((end, &switch), device) in ends.into_iter().zip(&trees.switches).zip(trees.devices()) {
         let TreeEnd { domain, control, pair, .. } = end;
         let (control_key, control_address) = control.place();
         let host = HostConfig { path_mtu, control_key, control_address, ..host };
         let tree = Tree::new(HostWorker::new(host)?, control, MAX_STARTED);
-        trees.push((tree, Link { pair, device: device.clone(), switch }));
+        connected.push((tree, Link { pair, device: device.clone(), switch }));
         domains.push(domain);
     }
     let domains = Domains::new(domains);
-    let engine = Engine::new(trees, config.world, &slot);
+    let engine = Engine::new(connected, trees.devices.len(), config.world, &slot);
     for ((tree, edge), psn) in edges.enumerate().zip(psns) {
         engine.connect(tree, &edge, psn)?;
     }
 
-    let Talk { sender, receiver, .. } = talk;
+    let Talk { sender, receiver, hosted, .. } = talk;
     let sender = Arc::new(sender);
+    let hosted = match hosted {
+        Some((switch, happened)) => {
+            switch.tell(happened, Arc::clone(&sender)).map_err(JoinError::Thread)?;
+            Some(switch)
+        }
+        None => None,
+    };
     let resume = Resume {
         term: 0,
         group: config.group.clone(),
@@ -265,11 +302,12 @@ fn join_once(
         more_addresses,
     };
     let way = Way::Switch(engine);
-    let watcher = Watcher::start(way.clone(), Arc::clone(&sender), receiver, search, resume)
+    let heard = (Arc::clone(&sender), receiver);
+    let watcher = Watcher::start(way.clone(), heard, search, resume, hosted.clone())
         .map_err(JoinError::Thread)?;
     let more = plan.more.into_iter().map(|tree| (tree.switch, tree.address));
     let switches = [(plan.switch, plan.address)].into_iter().chain(more).collect();
-    Ok(Joined { way, watcher, sender, domains, switches })
+    Ok(Joined { way, watcher, sender, domains, switches, fallback: trees.fallback, hosted })
 }
 
 /// What this rank says to those of its machine, if it may share memory.
@@ -309,15 +347,17 @@ fn share(
     let engine = LocalEngine::new(rank, world);
     let (way, sender) = (Way::SharedMemory(Arc::clone(&engine)), Arc::new(sender));
     // It answers the controller from here on.
-    let watcher = Watcher::start(way.clone(), Arc::clone(&sender), receiver, search, resume)
-        .map_err(JoinError::Thread)?;
+    let heard = (Arc::clone(&sender), receiver);
+    let watcher =
+        Watcher::start(way.clone(), heard, search, resume, None).map_err(JoinError::Thread)?;
     let left = deadline.saturating_duration_since(Instant::now());
     if let Err(error) = form(&engine, (rank, world), meeting, &plan.socket, left) {
         communicator::give_up(&way, &sender, error.to_string());
         return Err(error);
     }
     let domains = Domains::new(vec![device.allocate_protection_domain()]);
-    Ok(Joined { way, watcher, sender, domains, switches: Vec::new() })
+    let (switches, fallback, hosted) = (Vec::new(), None, None);
+    Ok(Joined { way, watcher, sender, domains, switches, fallback, hosted })
 }
 
 /// The switches of all trees.
@@ -325,14 +365,31 @@ fn all_switches(first: IpAddr, more: Vec<IpAddr>) -> Vec<IpAddr> {
     [first].into_iter().chain(more).collect()
 }
 
-/// The largest path MTU that works to all switches, from the device of each tree.
-fn path_mtu(devices: &[&Device], switches: &[IpAddr]) -> Result<Mtu, JoinError> {
-    let mut smallest = Mtu::B4096;
-    for (device, &switch) in devices.iter().zip(switches) {
-        let path_mtu = device.path_mtu(switch);
-        smallest = smallest.min(path_mtu.map_err(|source| JoinError::Path { switch, source })?);
+/// The trees that the controller has planned.
+struct Trees<'a> {
+    /// The switch of each, which this rank is connected to.
+    switches: Vec<IpAddr>,
+    /// Those that they use, one after the other: several trees may be on one.
+    devices: &'a [&'a Device],
+    /// Why their switches are those of the ranks' own processes, if so.
+    fallback: Option<String>,
+}
+
+impl Trees<'_> {
+    /// The device of each.
+    fn devices(&self) -> impl Iterator<Item = &Device> {
+        self.devices.iter().copied().cycle().take(self.switches.len())
     }
-    Ok(smallest)
+
+    /// The largest path MTU that works to all switches, from the device of each tree.
+    fn path_mtu(&self) -> Result<Mtu, JoinError> {
+        let mut smallest = Mtu::B4096;
+        for (device, &switch) in self.devices().zip(&self.switches) {
+            let path_mtu = device.path_mtu(switch);
+            smallest = smallest.min(path_mtu.map_err(|source| JoinError::Path { switch, source })?);
+        }
+        Ok(smallest)
+    }
 }
 
 /// This rank's end of a tree, before it is connected.
@@ -481,7 +538,9 @@ fn attempt(
     let now = Instant::now();
     let answer_by = has_others.then(|| now + ANSWER);
     let deadline = now + limit;
-    let mut talk = Talk { controller, sender, receiver, deadline, limit, answer_by, waiting };
+    let hosted = None;
+    let mut talk =
+        Talk { controller, sender, receiver, deadline, limit, answer_by, waiting, hosted };
     let timeout_ms = left.as_millis().try_into().unwrap_or(u64::MAX);
     let hello = ToController::Join(Hello { timeout_ms, ..hello.clone() });
     let answer = talk.send(&hello).and_then(|()| talk.next());
@@ -509,9 +568,51 @@ struct Talk<'a> {
     answer_by: Option<Instant>,
     /// Called with what the rank waits for.
     waiting: &'a mut dyn FnMut(&Waiting),
+    /// The switch of this process, and what happens there, if it takes the place of one.
+    hosted: Option<(Arc<HostedSwitch>, mpsc::Receiver<SwitchEvent>)>,
 }
 
 impl Talk<'_> {
+    /// The trees that the controller has planned. Starts the switch of this process if they need it.
+    fn trees<'a>(
+        &mut self,
+        config: &JoinConfig,
+        devices: &'a [&'a Device],
+        switches: Vec<IpAddr>,
+        hosts: Option<HostsTrees>,
+    ) -> Result<Trees<'a>, JoinError> {
+        let (controller, count) = (self.controller, switches.len());
+        let most = if hosts.is_some() { MAX_TREES } else { devices.len() };
+        if count > most {
+            let detail = format!("it has {count} trees, and there are at most {most}");
+            return Err(JoinError::Protocol { controller, detail });
+        }
+        let Some(HostsTrees { reason, serves, addresses }) = hosts else {
+            return Ok(Trees { switches, devices: &devices[..count], fallback: None });
+        };
+        let Some(devices) = devices.get(..addresses as usize).filter(|it| !it.is_empty()) else {
+            let detail = format!("its trees use {addresses} of {} addresses", devices.len());
+            return Err(JoinError::Protocol { controller, detail });
+        };
+        if !config.fallback {
+            let detail = "it has this rank take the place of a switch, unasked".to_owned();
+            return Err(JoinError::Protocol { controller, detail });
+        }
+        tracing::warn!(group = config.group, %reason, "no switch: the ranks take its place");
+        if serves && self.hosted.is_none() {
+            match HostedSwitch::start(&config.device) {
+                Ok((switch, happened)) => self.hosted = Some((Arc::new(switch), happened)),
+                Err(source) => {
+                    let error = JoinError::Fallback { source };
+                    self.send(&ToController::Fail { reason: shortened(error.to_string()) })?;
+                    return Err(error);
+                }
+            }
+        }
+        let devices = &devices[..devices.len().min(count)];
+        Ok(Trees { switches, devices, fallback: Some(shortened(reason)) })
+    }
+
     fn send(&self, message: &ToController) -> Result<(), JoinError> {
         let controller = self.controller;
         self.sender.send(message).map_err(|source| JoinError::Lost { controller, source })
@@ -531,7 +632,14 @@ impl Talk<'_> {
                     (self.waiting)(&Waiting { awaited: Some(awaited), refused: None, left });
                 }
                 Ok(FromController::Refused { reason }) => return Err(JoinError::Refused(reason)),
-                Ok(message) => return Ok(message),
+                Ok(message) => {
+                    let Some((switch, _)) = &self.hosted else { return Ok(message) };
+                    match switch.obey(message) {
+                        Ok(Some(answer)) => self.send(&answer)?,
+                        Ok(None) => {}
+                        Err(message) => return Ok(message),
+                    }
+                }
                 Err(ReceiveError::TimedOut)
                     if self.answer_by.is_some_and(|by| Instant::now() >= by) =>
                 {

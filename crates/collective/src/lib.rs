@@ -4,7 +4,8 @@
 //! A [`Communicator`] is one rank of a group. The controller finds a switch for the group, and
 //! every rank has one reliable connection to it; what a rank sends is added up in the switch, and
 //! the result comes back as RDMA WRITEs into the destination itself, without a copy. Ranks that are all of one machine
-//! share memory in place of that, and send no packet ([`Path`]).
+//! share memory in place of that, and send no packet ([`Path`]). Where there is no switch, the ranks' own processes take
+//! its place ([`JoinConfig::fallback`]).
 //!
 //! ```no_run
 //! use std::net::SocketAddr;
@@ -46,6 +47,7 @@ mod element;
 mod engine;
 mod error;
 mod group;
+mod hosted;
 mod join;
 mod line;
 mod local;

@@ -13,6 +13,7 @@ use millstream_inc::protocol::{FromController, Refusal, Resume, TermError, ToCon
 
 use crate::CollectiveError;
 use crate::control::{ConnectError, ReceiveError, Receiver, Sender};
+use crate::hosted::HostedSwitch;
 use crate::path::Way;
 
 /// How often the switch is asked whether it is there.
@@ -40,14 +41,15 @@ pub(crate) struct Watcher {
 impl Watcher {
     pub(crate) fn start(
         way: Way,
-        sender: Arc<Sender>,
-        receiver: Receiver,
+        (sender, receiver): (Arc<Sender>, Receiver),
         search: Search,
         resume: Resume,
+        hosted: Option<Arc<HostedSwitch>>,
     ) -> io::Result<Self> {
         let (stop, stopped) = mpsc::channel();
         let (outgoing, attempts) = (Arc::clone(&sender), 0);
-        let watch = Watch { way, sender: outgoing, receiver, stopped, search, resume, attempts };
+        let watch =
+            Watch { way, sender: outgoing, receiver, stopped, search, resume, attempts, hosted };
         let thread = thread::Builder::new().name("controller".to_owned());
         let thread = thread.spawn(move || watch.run())?;
         Ok(Self { sender, stop: Some(stop), thread: Some(thread) })
@@ -75,6 +77,8 @@ struct Watch {
     resume: Resume,
     /// Attempts to come back since the controller was there.
     attempts: u32,
+    /// The switch of this process, which the controller may ask for something.
+    hosted: Option<Arc<HostedSwitch>>,
 }
 
 impl Watch {
@@ -127,9 +131,12 @@ impl Watch {
                         false => return self.way.close(),
                     }
                 }
-                Ok(message) => {
-                    CollectiveError::Protocol(format!("the controller sent {message:?}"))
-                }
+                Ok(message) => match self.obey(message) {
+                    None => continue,
+                    Some(message) => {
+                        CollectiveError::Protocol(format!("the controller sent {message:?}"))
+                    }
+                },
                 Err(error @ ReceiveError::Term(TermError::TooHigh(_))) => {
                     CollectiveError::Protocol(error.to_string())
                 }
@@ -143,6 +150,21 @@ impl Watch {
             };
             self.way.fail(error);
             return self.way.close();
+        }
+    }
+
+    /// Does what the controller asks of a switch; gives back a message that is not for one.
+    fn obey(&self, message: FromController) -> Option<FromController> {
+        let Some(switch) = &self.hosted else { return Some(message) };
+        match switch.obey(message) {
+            Ok(answer) => {
+                if let Some(answer) = answer {
+                    // If it does not get there, receiving fails soon.
+                    let _ = self.sender.send(&answer);
+                }
+                None
+            }
+            Err(message) => Some(message),
         }
     }
 
