@@ -13,7 +13,8 @@ use millstream_collective::{
 };
 use millstream_inc::CommunicatorOptions;
 use millstream_inc::protocol::{
-    AbortReason, Commanded, FrameDecoder, FromController, Hello, ToController, encode,
+    AbortReason, Commanded, FallbackOffer, FrameDecoder, FromController, Hello, ToController,
+    encode,
 };
 use millstream_lab::Stopwatch;
 use millstream_verbs::{Mtu, Psn, Qpn};
@@ -46,6 +47,7 @@ impl Dummy {
             more_addresses,
             same_machine,
             options,
+            fallback: FallbackOffer::Off,
         };
         dummy.say(&ToController::Join(hello));
         dummy

@@ -19,7 +19,8 @@ use millstream_control::controller::ControllerConfig;
 use millstream_control::switch::SwitchConfig;
 use millstream_control::tokens::Tokens;
 use millstream_inc::protocol::{
-    Commanded, FrameDecoder, FromController, Hello, Presence, SwitchLimits, ToController, encode,
+    Commanded, FallbackOffer, FrameDecoder, FromController, Hello, Presence, SwitchLimits,
+    ToController, encode,
 };
 use millstream_net::token::{Initiator, Purpose};
 
@@ -80,6 +81,7 @@ fn cluster() -> Cluster {
         switches,
         controller_daemon: Some(daemon),
         path: millstream_collective::Path::Switch,
+        fallback: false,
     }
 }
 
@@ -293,6 +295,7 @@ fn hello(group: String, world: u32, rank: u32) -> ToController {
         more_addresses,
         same_machine,
         options: millstream_inc::CommunicatorOptions::default(),
+        fallback: FallbackOffer::Off,
     })
 }
 
@@ -428,6 +431,7 @@ fn one_hostile_address_without_a_token_stops_nobody() {
         switches,
         controller_daemon: Some(daemon),
         path: millstream_collective::Path::Switch,
+        fallback: false,
     };
     // All others come from 127.0.0.1.
     let connect = || {

@@ -86,6 +86,8 @@ pub(crate) struct Cluster {
     pub(crate) controller_daemon: Option<Daemon>,
     /// The way of its ranks.
     pub(crate) path: Path,
+    /// Whether they take the place of switches.
+    pub(crate) fallback: bool,
 }
 
 impl Cluster {
@@ -94,7 +96,8 @@ impl Cluster {
         let (daemon, controller) = start_controller(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
         let switches =
             (0..switches).map(|number| start_switch(controller, &format!("s{number}"))).collect();
-        Self { controller, switches, controller_daemon: Some(daemon), path: Path::Switch }
+        let (controller_daemon, path) = (Some(daemon), Path::Switch);
+        Self { controller, switches, controller_daemon, path, fallback: false }
     }
 
     /// Without a switch.
@@ -102,10 +105,15 @@ impl Cluster {
         Self { path: Path::SharedMemory, ..Self::start(0) }
     }
 
+    /// Without a switch, whose ranks take the place of one.
+    pub(crate) fn of_hosts() -> Self {
+        Self { fallback: true, ..Self::start(0) }
+    }
+
     pub(crate) fn config(&self, group: &str, world: u32, rank: u32) -> JoinConfig {
         let device = Device::open_soft(&SoftConfig::new(address())).unwrap();
         let config = JoinConfig::new(self.controller, group, world, rank, &device);
-        JoinConfig { path: self.path, ..config }
+        JoinConfig { path: self.path, fallback: self.fallback, ..config }
     }
 
     pub(crate) fn join(&self, group: &str, world: u32, rank: u32) -> Communicator {
