@@ -119,7 +119,8 @@ impl Cluster {
             arguments.extend(["--world", &world, "--rank", &rank, "--size", &sizes]);
             arguments.extend(["--dtype", reduction.dtype.name(), "--op", reduction.op.name()]);
             arguments.extend(["--mode", reduction.mode.name(), "--root", &root]);
-            arguments.extend(["--path", job.path.name()]);
+            // What is measured is a switch.
+            arguments.extend(["--path", job.path.name(), "--fallback", "off"]);
             arguments.extend(["--iters", &iters, "--warmup-iters", &warmup_iters]);
             if job.work.in_place {
                 arguments.push("--in-place");

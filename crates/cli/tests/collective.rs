@@ -19,6 +19,9 @@ fn host(controller: &str, world: u32, rank: u32, more: &[&str]) -> Running {
     if !more.iter().any(|argument| argument.starts_with("--path")) {
         command.arg("--path=switch");
     }
+    if !more.iter().any(|argument| argument.starts_with("--fallback")) {
+        command.arg("--fallback=off");
+    }
     Running::start(&format!("rank {rank}"), &mut command)
 }
 
@@ -171,7 +174,7 @@ fn a_rank_waits_for_a_controller_when_it_is_asked_to() {
     drop(listener);
     let mut command = millstream();
     command.args(["allreduce", "--world=1", "--rank=0", "--size=4,4KiB", "--verify", "--wait=60s"]);
-    command.arg("--path=switch");
+    command.args(["--path=switch", "--fallback=off"]);
     let mut rank = Running::start("rank 0", command.args(["--controller", &listen]));
     let _controller =
         Running::start("controller", millstream().args(["controller", "--listen", &listen]));

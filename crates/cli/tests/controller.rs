@@ -40,6 +40,7 @@ fn rank(controller: &str, group: &str, world: u32, rank: u32) -> Running {
     command.args([
         "allreduce",
         "--path=switch",
+        "--fallback=off",
         "--controller",
         controller,
         "--group",
@@ -67,6 +68,7 @@ fn serves(controller: &str) {
     command.args([
         "allreduce",
         "--path=switch",
+        "--fallback=off",
         "--controller",
         controller,
         "--group=other",

@@ -87,6 +87,7 @@ fn a_switch_shows_what_its_ports_have_counted() {
         command.args([
             "allreduce",
             "--path=switch",
+            "--fallback=off",
             "--controller",
             &listen,
             "--world=2",
@@ -137,6 +138,7 @@ fn those_who_mean_no_good_disturb_nobody() {
         command.args([
             "allreduce",
             "--path=switch",
+            "--fallback=off",
             "--controller",
             &listen,
             "--world=2",

@@ -31,6 +31,7 @@ fn host(controller: &str, group: &str, world: u32, rank: u32) -> Running {
     command.args([
         "allreduce",
         "--path=switch",
+        "--fallback=off",
         &controller,
         "--group",
         group,

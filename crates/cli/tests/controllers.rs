@@ -197,7 +197,7 @@ fn job_that_logs(controller: &str, world: u32, what: &str) -> Vec<Running> {
         let mut command = millstream();
         command.args(["allreduce", "--controller", controller, "--group=job", "--world", &world]);
         command.args(["--rank", &rank, "--bind", &address(), "--dtype=int32", "--op=sum"]);
-        command.args(["--iters=500", "--path=switch", "--verify", "--size", &sizes]);
+        command.args(["--iters=500", "--path=switch", "--fallback=off", "--verify", "--size", &sizes]);
         command.env("MILLSTREAM_LOG", what);
         Running::start(&format!("rank {rank}"), &mut command)
     };
@@ -212,7 +212,15 @@ fn job_that_logs(controller: &str, world: u32, what: &str) -> Vec<Running> {
 fn other(controller: &str, timeout: &str) -> Running {
     let mut command = millstream();
     command.args(["allreduce", "--controller", controller, "--group=other", "--world=1"]);
-    command.args(["--rank=0", "--path=switch", "--size=4", "--verify", "--bind", &address()]);
+    command.args([
+        "--rank=0",
+        "--path=switch",
+        "--fallback=off",
+        "--size=4",
+        "--verify",
+        "--bind",
+        &address(),
+    ]);
     Running::start("another group", command.args(["--timeout", timeout]))
 }
 

@@ -348,6 +348,7 @@ fn peers_that_are_killed_in_the_middle() {
         command.args([
             "allreduce",
             "--path=switch",
+            "--fallback=off",
             "--controller",
             &listen,
             "--group=g",
@@ -372,6 +373,7 @@ fn ranks_and_switches_that_are_refused() {
     first.args([
         "allreduce",
         "--path=switch",
+        "--fallback=off",
         "--controller",
         &listen,
         "--group=g",

@@ -326,6 +326,7 @@ fn a_controller_and_a_switch_serve_in_the_midst_of_strangers() {
             command.args([
                 "allreduce",
                 "--path=switch",
+                "--fallback=off",
                 "--controller",
                 &listen,
                 "--rank",

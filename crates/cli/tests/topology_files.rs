@@ -62,6 +62,7 @@ fn host(controller: &str, world: u32, rank: u32, bind: &str, more: &[&str]) -> R
     command.args([
         "allreduce",
         "--path=switch",
+        "--fallback=off",
         "--controller",
         controller,
         "--group=g",

@@ -148,6 +148,7 @@ fn join(world: u32, rank: u32, settings: &Settings) -> Result<Group, Failure> {
         config.more_devices = settings.open_more_devices().map_err(NotJoined::Unreached)?;
         config.path = settings.path;
         config.reproducible = settings.reproducible;
+        config.fallback = settings.fallback;
         config.token = token;
         config.tls.clone_from(&tls);
         config.timeout = settings.join_timeout.unwrap_or(config.timeout);

@@ -46,6 +46,8 @@ pub(super) struct Settings {
     pub(super) path: Path,
     /// Sums of floats do not depend on which rank comes first.
     pub(super) reproducible: bool,
+    /// Whether the ranks take the place of switches where there is none.
+    pub(super) fallback: bool,
     /// The file of the token that rank and controller prove to each other.
     pub(super) token_file: Option<PathBuf>,
     /// The files of TLS with the controller, which needs it then.
@@ -114,6 +116,15 @@ impl Settings {
                 Some(other) => {
                     return Err(argument(format!(
                         "INCCL_REPRODUCIBLE: {other:?} is neither 0 nor 1"
+                    )));
+                }
+            },
+            fallback: match variable("INCCL_FALLBACK")?.as_deref() {
+                None | Some("on") => true,
+                Some("off") => false,
+                Some(other) => {
+                    return Err(argument(format!(
+                        "INCCL_FALLBACK: {other:?} is neither on nor off"
                     )));
                 }
             },
@@ -385,6 +396,7 @@ mod tests {
             ("INCCL_CALL_TIMEOUT_MS", "1s"),
             ("INCCL_PATH", "fast"),
             ("INCCL_REPRODUCIBLE", "yes"),
+            ("INCCL_FALLBACK", "never"),
         ] {
             let error = with(&SAID, &[(name, value)]).unwrap_err();
             assert!(error.contains(name) && error.contains(value), "{error}");
@@ -402,5 +414,7 @@ mod tests {
         assert_eq!(settings.path, Path::Auto);
         let paths = Path::ALL.map(|path| with(&SAID, &[("INCCL_PATH", path.name())]).unwrap().path);
         assert_eq!(paths, Path::ALL);
+        let falls_back = |value| with(&SAID, &[("INCCL_FALLBACK", value)]).unwrap().fallback;
+        assert_eq!((settings.fallback, falls_back("on"), falls_back("off")), (true, true, false));
     }
 }

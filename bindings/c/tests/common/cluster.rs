@@ -154,6 +154,7 @@ impl Cluster {
             rank.to_string(),
         ]);
         command.env("WORLD", world.to_string()).env("INCCL_PATH", self.path);
+        command.env("INCCL_FALLBACK", "off");
         command
     }
 

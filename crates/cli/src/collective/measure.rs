@@ -34,6 +34,9 @@ pub(crate) struct Report {
     /// Elements of results that were checked, and that were wrong.
     pub(crate) checked: u64,
     pub(crate) wrong: u64,
+    /// Why the ranks take the place of a switch, where they do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) fallback: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
@@ -71,6 +74,7 @@ fn measure_of<T: Number>(
 ) -> Result<Report, CollectiveError> {
     let Repetitions { iters, warmup_iters, verify } = repetitions;
     let (rank, world, call) = (communicator.rank(), communicator.world(), work.call);
+    let fallback = communicator.fallback().map(str::to_owned);
     communicator.set_mode(work.reduction.mode.into());
     let mut vectors = Vectors::<T>::new(communicator, work, count)?;
     for _ in 0..warmup_iters {
@@ -115,6 +119,7 @@ fn measure_of<T: Number>(
         },
         checked,
         wrong,
+        fallback,
     })
 }
 

@@ -16,6 +16,7 @@ use work::collectives;
 pub(crate) use work::{Mode, Path, Reduction, Work, data_types, is_defined, operations};
 
 use crate::failure::usage;
+use crate::note::note;
 use crate::{output, units};
 use measure::Repetitions;
 
@@ -64,6 +65,9 @@ pub(crate) fn take_part(
     let room = Vec::<u8>::new().try_reserve_exact(room);
     room.with_context(|| format!("no memory for two vectors of {}", units::readable(largest)))?;
     let mut communicator = participation::join(arguments)?;
+    if let Some(reason) = communicator.fallback() {
+        note(&format!("the ranks take the place of a switch: {}", output::escaped(reason)));
+    }
     if !arguments.json {
         let (group, way) = (&arguments.group, way(&communicator));
         output::line(&format!(
@@ -96,10 +100,20 @@ pub(crate) fn take_part(
 
 /// By which way the ranks reach each other, in words.
 fn way(communicator: &Communicator) -> String {
-    let one = |(name, address)| format!("switch {} at {address}", output::escaped(name));
+    let hosts = communicator.fallback().is_some();
+    let what = if hosts { "that of" } else { "switch" };
+    let one = |(name, address)| format!("{what} {} at {address}", output::escaped(name));
     let all: Vec<String> = communicator.switches().map(one).collect();
     match &all[..] {
         [] => "through shared memory".to_owned(),
+        [only] if hosts => format!("over a switch of the ranks' own, {only}"),
+        several if hosts => {
+            format!(
+                "over {} trees of the ranks' own switches: {}",
+                several.len(),
+                several.join(", ")
+            )
+        }
         [only] => format!("over {only}"),
         several => format!("over {} trees: {}", several.len(), several.join(", ")),
     }

@@ -8,7 +8,7 @@ use clap::Args;
 use millstream_collective::{Awaited, Communicator, JoinConfig, JoinError, MAX_TREES, Waiting};
 use millstream_verbs::Device;
 
-use super::work::{Path, Reduction};
+use super::work::{Fallback, Path, Reduction};
 use crate::control_proofs::Proofs;
 use crate::device::{Choice, Chosen};
 use crate::failure::usage;
@@ -51,6 +51,9 @@ pub(crate) struct Participation {
     /// Sums, products and averages of floats do not depend on which host comes first
     #[arg(long)]
     pub(super) reproducible: bool,
+    /// What becomes of a group for which there is no switch; one rank that says `off` decides
+    #[arg(long, value_enum, default_value_t = Fallback::On)]
+    pub(super) fallback: Fallback,
     /// How often, for each size
     #[arg(long, value_name = "I", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) iters: u32,
@@ -96,6 +99,7 @@ pub(super) fn join(arguments: &Participation) -> anyhow::Result<Communicator> {
     config.more_devices = more_devices;
     config.path = arguments.path.into();
     config.reproducible = arguments.reproducible;
+    config.fallback = arguments.fallback == Fallback::On;
     config.token = arguments.proofs.token()?;
     config.tls = arguments.proofs.tls(&arguments.controller)?;
     config.timeout = timeout.unwrap_or(config.timeout);

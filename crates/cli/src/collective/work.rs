@@ -76,6 +76,15 @@ impl From<Path> for millstream_collective::Path {
     }
 }
 
+/// `--fallback`.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+pub(crate) enum Fallback {
+    /// The ranks' own processes take its place
+    On,
+    /// The ranks wait for one, and fail without
+    Off,
+}
+
 /// For `--dtype`.
 pub(crate) fn data_types() -> impl TypedValueParser<Value = DataType> {
     let names = DataType::ALL.iter().map(|data_type| data_type.name());
