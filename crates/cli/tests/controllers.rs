@@ -197,7 +197,14 @@ fn job_that_logs(controller: &str, world: u32, what: &str) -> Vec<Running> {
         let mut command = millstream();
         command.args(["allreduce", "--controller", controller, "--group=job", "--world", &world]);
         command.args(["--rank", &rank, "--bind", &address(), "--dtype=int32", "--op=sum"]);
-        command.args(["--iters=500", "--path=switch", "--fallback=off", "--verify", "--size", &sizes]);
+        command.args([
+            "--iters=500",
+            "--path=switch",
+            "--fallback=off",
+            "--verify",
+            "--size",
+            &sizes,
+        ]);
         command.env("MILLSTREAM_LOG", what);
         Running::start(&format!("rank {rank}"), &mut command)
     };
