@@ -206,7 +206,7 @@ fn a_controller_that_stood_still_reads_first_whether_there_is_a_switch() {
     let mut world = World::new();
     let host = join(&mut world, able(1, 0));
     assert!(world.controller.poll_timeout().is_some());
-    world.now += seconds(10.0);
+    world.now = world.now + seconds(10.0);
     world.controller.handle_timeout(world.now);
     world.settle();
     assert_eq!(world.heard(host), []);
