@@ -117,6 +117,7 @@ impl HostedSwitch {
                 world,
                 has_parent,
                 children,
+                options,
                 ..
             } => {
                 let children = children.into_iter().map(Into::into).collect();
@@ -128,6 +129,7 @@ impl HostedSwitch {
                     world,
                     has_parent,
                     children,
+                    options,
                 }))
             }
             FromController::ConnectParent { communicator, address, qpn, psn } => {
@@ -163,7 +165,8 @@ impl HostedSwitch {
                 created.message(communicator)
             }
             Err(reason) => {
-                ToController::CommunicatorFailed { communicator, reason: shortened(reason) }
+                let reason = shortened(reason);
+                ToController::CommunicatorFailed { communicator, reason, path_mtu: None }
             }
         }
     }
@@ -188,7 +191,8 @@ impl HostedSwitch {
             Err(error) => {
                 self.destroy(communicator);
                 let reason = format!("it cannot be connected to the one at {address}: {error}");
-                ToController::CommunicatorFailed { communicator, reason: shortened(reason) }
+                let reason = shortened(reason);
+                ToController::CommunicatorFailed { communicator, reason, path_mtu: None }
             }
         }
     }

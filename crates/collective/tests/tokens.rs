@@ -369,6 +369,7 @@ fn limited(groups: u64) -> Cluster {
         switches: vec![start_switch_with(switch)],
         controller_daemon: Some(daemon),
         path: millstream_collective::Path::Switch,
+        fallback: false,
     }
 }
 

@@ -252,7 +252,7 @@ fn when_the_only_switch_refuses_its_hosts_take_its_place() {
         panic!("{heard:?}")
     };
     let reason = "no memory".to_owned();
-    world.say(SWITCH, ToController::CommunicatorFailed { communicator, reason });
+    world.say(SWITCH, ToController::CommunicatorFailed { communicator, reason, path_mtu: None });
     hosts.run(&mut world);
     assert_eq!(hosts.plans.len(), 2);
     let reason = &hosts.trees[&hosts.all[0]].reason;
@@ -274,7 +274,7 @@ fn another_host_takes_the_place_of_one_that_makes_no_node() {
         panic!("{heard:?}")
     };
     let reason = "out of memory".to_owned();
-    world.say(all[1], ToController::CommunicatorFailed { communicator, reason });
+    world.say(all[1], ToController::CommunicatorFailed { communicator, reason, path_mtu: None });
     // The others destroy what they were asked for.
     for &host in &all {
         for message in world.heard(host) {
