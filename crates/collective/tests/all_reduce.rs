@@ -68,7 +68,7 @@ fn sums_of_floats_are_added_in_the_order_of_ranks_if_one_asks_for_it() {
                 let mut result = vec![0.0_f32; length];
                 communicator.set_mode(if round % 2 == 0 { Mode::Write } else { Mode::Send });
                 // The lowest ranks come last.
-                if (rank as usize + round) % 2 == 0 {
+                if (rank as usize + round).is_multiple_of(2) {
                     (0..1000 * (WORLD - rank)).for_each(|_| std::thread::yield_now());
                 }
                 communicator.all_reduce(&source, &mut result, Sum).unwrap();
