@@ -44,7 +44,7 @@ fn post(network: &mut Network, rank: usize, messages: &[Vec<u8>]) -> [u32; 2] {
     for (index, message) in messages.iter().enumerate() {
         let pieces = [piece(keys[0], false, index, message.len())];
         let send = SendOperation::Send { immediate: None };
-        let request = SendRequest::new(RAW | 1 + index as u64, send, pieces);
+        let request = SendRequest::new(RAW | (1 + index as u64), send, pieces);
         host.endpoint.post_send(now, host.qpn, &request).unwrap();
     }
     network.service(rank);
