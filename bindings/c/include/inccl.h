@@ -33,10 +33,14 @@ struct inccl_communicator;
  *
  *   INCCL_GROUP             the name of the group: "default" unless it is set
  *   INCCL_BIND              the local address for RDMA: the one that the route to the controller has, unless it is set
- *   INCCL_JOIN_TIMEOUT_MS   how long to wait for the other ranks: 30000 unless it is set
+ *   INCCL_JOIN_TIMEOUT_MS   how long to wait for the other ranks and for a switch: 30000 unless it is set
  *   INCCL_CALL_TIMEOUT_MS   how long a collective may take: 60000 unless it is set
+ *   INCCL_FALLBACK          "off": without a switch, NULL; "on", unless it is set: the ranks' processes take its place
+ *   INCCL_REPRODUCIBLE      "1": sums of floats do not depend on which rank comes first
  *   INCCL_JOB               what distinguishes this job from others whose groups have the same name: what the launcher
  *                           calls it (PMIx, Slurm, PBS, LSF, Flux) unless it is set
+ *
+ * and more: tokens, TLS and ways are in docs/inccl.md.
  *
  * While another job has the name, it is waited for, up to 6 s, and the 30 s begin anew.
  */

@@ -256,7 +256,8 @@ fn the_nics_of_each_host_carry_an_allreduce_together() {
         })
         .collect();
     let rank = |rank: &str, host: &str, more: &[&str]| {
-        let words = ["allreduce", "--controller", &listen, "--world=2", "--rank", rank];
+        let words =
+            ["allreduce", "--controller", &listen, "--world=2", "--fallback=off", "--rank", rank];
         let words = [&words[..], more].concat();
         Running::start(host, &mut at(&lab, host, &words, &addresses(&lab, host, 0)))
     };

@@ -52,7 +52,7 @@ fn a_switch_on_a_slower_link_gets_packets_that_it_can_take() {
             let words = ["allreduce", "--controller", &controller, "--world", "4", "--rank", &rank];
             let more = ["--size", "1MiB,64", "--iters", "3", "--verify", "--timeout", "30s"];
             let mut command = at(&lab, name, &words);
-            command.args(more).args(["--path", "switch", "--json", "--bind", &bind]);
+            command.args(more).args(["--path=switch", "--fallback=off", "--json", "--bind", &bind]);
             Running::start(name, &mut command)
         })
         .collect();

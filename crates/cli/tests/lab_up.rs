@@ -79,7 +79,7 @@ impl Lab {
     fn rank(&self, host: &str, world: &str, rank: &str, bind: &[&str]) -> Running {
         let words = [PROGRAM, "allreduce", "--controller", self.controller(), "--world", world];
         let bind: Vec<&str> = bind.iter().flat_map(|address| ["--bind", address]).collect();
-        let size = ["--rank", rank, "--size=4,1MiB", "--iters=3", "--verify"];
+        let size = ["--rank", rank, "--fallback=off", "--size=4,1MiB", "--iters=3", "--verify"];
         self.at(host, &[&words[..], &size, &bind].concat())
     }
 
@@ -263,7 +263,7 @@ fn a_lab_that_cannot_be_made_whole_leaves_nothing() {
     let before = interfaces();
     let folder = Folder::new();
     let file = write(&folder, &star(16));
-    // Each daemon takes two of the holder's files, so that some are there when there is no more for the next.
+    // Each daemon takes three of the holder's files, so that some are there when there is no more for the next.
     let mut command = Command::new("prlimit");
     command.args(["--nofile=30:30", PROGRAM, "lab", "up", "--directory"]);
     let output = Running::start("prlimit", command.arg(folder.path()).arg(&file)).output();

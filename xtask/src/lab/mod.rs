@@ -1,6 +1,6 @@
 //! `cargo xtask lab`: hosts and links of a set rate, by hand (docs/lab.md).
 //!
-//! A lab belongs to a process in the background, `lab hold`, or `millstream lab hold` where the file is a topology. The
+//! A lab belongs to a process in the background, `lab hold`, or `millstream lab up --hold` where the file is a topology. The
 //! other commands find it by a record in its folder, which is gone when the lab is.
 
 mod bench;

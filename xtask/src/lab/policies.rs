@@ -104,7 +104,8 @@ pub(super) fn run(options: &BenchOptions) -> Result<()> {
 fn stream(mut site: Site, op: &str) -> Result<Value> {
     let mut bench = site.command(&["bench", "transfer", "--op", op, "--json"])?;
     bench.args(["--block-size=64KiB", "--batch-size=64", "--threads=2", "--duration"]);
-    bench.arg(format!("{}s", (EACH * CHANGES.len() as u32).as_secs() + 2));
+    // It is killed before.
+    bench.arg(format!("{}s", (EACH * CHANGES.len() as u32).as_secs() + 30));
     bench.stdout(Stdio::null()).stderr(Stdio::inherit());
     let mut stream = Process(bench.spawn().context("cannot start the batches")?);
     let receiver = if op == "read" { stream.0.id() } else { site.node.0.id() };
@@ -124,6 +125,8 @@ fn stream(mut site: Site, op: &str) -> Result<Value> {
         }
         ensure!(!begun.is_empty() || now < EACH * 10, "no batches came ({op})");
         if begun.last().is_some_and(|last| now >= *last + EACH) {
+            // Before the scripts that make the change.
+            let at = start.elapsed();
             match begun.len() {
                 1 => site.lab.set_rate("a", NIC, Some(Rate::from_mbit(FIRST / 10)))?,
                 2 => site.lab.set_rate("a", NIC, Some(Rate::from_mbit(FIRST)))?,
@@ -131,7 +134,7 @@ fn stream(mut site: Site, op: &str) -> Result<Value> {
                 4 => site.lab.restore("a", NIC)?,
                 _ => break,
             }
-            begun.push(start.elapsed());
+            begun.push(at);
         }
         std::thread::sleep(INTERVAL);
     }

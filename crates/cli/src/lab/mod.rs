@@ -8,7 +8,7 @@ mod network;
 mod status;
 
 use std::ffi::OsString;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -135,14 +135,27 @@ fn up(arguments: &UpArguments) -> anyhow::Result<()> {
     let mut holder = holder.spawn().context("cannot start a process that holds the lab")?;
     let mut line = String::new();
     let stdout = holder.stdout.take().context("the lab's holder has no stdout")?;
+    let stderr = holder.stderr.take().context("the lab's holder has no stderr")?;
+    // It says what its daemons say, and must not wait for who does not listen.
+    let complaint = std::thread::spawn(move || last_complaint(stderr));
     BufReader::new(stdout).read_line(&mut line).context("cannot hear from the lab's holder")?;
     if !line.starts_with("ready ") {
-        let said = holder.wait_with_output().context("cannot wait for the lab's holder")?;
-        let said = String::from_utf8_lossy(&said.stderr).into_owned();
-        let last = said.lines().rev().find_map(|line| line.strip_prefix("millstream: "));
-        bail!("{}", last.unwrap_or("the process that holds the lab has ended"));
+        let last = complaint.join().unwrap_or_default();
+        holder.wait().context("cannot wait for the lab's holder")?;
+        bail!("{}", last.unwrap_or_else(|| "the process that holds the lab has ended".to_owned()));
     }
     which.status(*json)
+}
+
+/// Reads to the end what a process says; its last complaint.
+fn last_complaint(stderr: impl Read) -> Option<String> {
+    let mut last = None;
+    for line in BufReader::new(stderr).split(b'\n').map_while(Result::ok) {
+        if let Some(complaint) = line.strip_prefix(b"millstream: ") {
+            last = Some(String::from_utf8_lossy(complaint).into_owned());
+        }
+    }
+    last
 }
 
 fn holder(which: &WhichLab, file: &Path) -> anyhow::Result<std::process::Command> {

@@ -209,7 +209,8 @@ impl Rank<'_> {
         let (world, rank) = (WORLD as u32, self.rank as u32);
         let config = JoinConfig::new(self.part.controller, name, world, rank, self.device);
         let token = Some(Token::new(self.part.token.as_bytes()).unwrap());
-        Communicator::join(&JoinConfig { token, timeout, path: Path::Switch, ..config })
+        let path = Path::Switch;
+        Communicator::join(&JoinConfig { token, timeout, path, fallback: false, ..config })
     }
 
     fn call(&self, mut communicator: Communicator) {
@@ -237,7 +238,8 @@ fn want_groups(part: &Part, device: &Device, number: usize, counts: &Counts, sto
         group += 1;
         let config = JoinConfig::new(part.controller, format!("{number} {group}"), 2, 0, device);
         let timeout = Duration::from_secs(1);
-        match Communicator::join(&JoinConfig { token, timeout, path: Path::Switch, ..config }) {
+        let path = Path::Switch;
+        match Communicator::join(&JoinConfig { token, timeout, path, fallback: false, ..config }) {
             Ok(_) => panic!("there is no second rank"),
             Err(error) => counts.join_failed(&error),
         }
