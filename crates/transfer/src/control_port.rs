@@ -37,18 +37,19 @@ impl ControlPort {
         self.address
     }
 
-    /// Answers at these addresses, too, by the same port. Where that is taken, peers have the others.
+    /// Answers at these addresses of NICs, too, by the same port, if its own is one of them: who is to be asked at
+    /// another network, or on this machine only, stays so. Where the port is taken, peers have the others.
     pub(crate) fn listen_also(
         &self,
-        addresses: impl Iterator<Item = IpAddr>,
+        addresses: &[IpAddr],
         gate: impl Fn() -> Option<Gate>,
         handler: &Arc<dyn Handler>,
     ) {
-        if self.address.ip().is_unspecified() {
+        if !addresses.contains(&self.address.ip()) {
             return;
         }
         let mut servers = self.servers.lock().unwrap_or_else(PoisonError::into_inner);
-        for address in addresses {
+        for &address in addresses {
             let at = SocketAddr::new(address, self.address.port());
             if servers.iter().any(|server| server.address() == at) {
                 continue;
@@ -63,5 +64,14 @@ impl ControlPort {
                 }
             }
         }
+    }
+
+    /// Answers only where it was begun to.
+    pub(crate) fn listen_there_only(&self) {
+        let mut servers = self.servers.lock().unwrap_or_else(PoisonError::into_inner);
+        let others = servers.split_off(1);
+        drop(servers);
+        // Each waits for what it is answering.
+        drop(others);
     }
 }

@@ -209,12 +209,15 @@ impl TransferEngine {
         *inner.devices.write().unwrap_or_else(PoisonError::into_inner) = transport.devices();
         // Before it is published: peers call at all addresses that they know then.
         if let Some(control) = &self.control {
-            let addresses = transport.addresses().into_iter();
-            control.listen_also(addresses, || inner.gate(Purpose::Handshake), &inner.answer());
+            let addresses = transport.addresses();
+            control.listen_also(&addresses, || inner.gate(Purpose::Handshake), &inner.answer());
         }
         let transport: Arc<dyn Transport> = Arc::new(transport);
         let installed = inner.install(Arc::clone(&transport));
         if installed.is_err() {
+            if let Some(control) = &self.control {
+                control.listen_there_only();
+            }
             *inner.devices.write().unwrap_or_else(PoisonError::into_inner) = Arc::default();
         }
         drop(installing);

@@ -160,11 +160,7 @@ impl Peer {
         place: Place,
     ) -> Result<HandShakeDesc, FailureReason> {
         let reply = match reply {
-            Ok(reply) => {
-                self.answered();
-                self.control.answered(place);
-                reply
-            }
+            Ok(reply) => reply,
             Err(CallError { kind, .. }) => {
                 let refused = matches!(kind, CallErrorKind::Refused { .. });
                 let reason = FailureReason::Unreachable(Arc::new(kind));
@@ -180,6 +176,14 @@ impl Peer {
         };
         let reply = HandShakeDesc::from_json(&reply.body)
             .map_err(|error| FailureReason::Handshake(error.to_string()))?;
+        // Only at the address of its name may it be another process now. At that of a NIC somebody else may listen.
+        if place != 0 && (asked.is_none() || reply.incarnation != asked) {
+            self.control.refused(place);
+            let what = "somebody else answers at the address of its NIC".to_owned();
+            return Err(FailureReason::Handshake(what));
+        }
+        self.answered();
+        self.control.answered(place);
         if let Some(incarnation) = reply.incarnation
             && self.has_incarnation
         {
