@@ -400,6 +400,11 @@ impl Group {
         let mut bytes = 0;
         while *next < end && group.count < GROUP_PIECES && bytes < limit {
             task.index = *next;
+            // Another transport claims it.
+            if batch.tasks.get(*next).has_left() {
+                *next += 1;
+                continue;
+            }
             if task.is_late() {
                 group.late.push(*next);
                 *next += 1;

@@ -9,6 +9,7 @@
 //! Where the peer's process is not there, no other transport is tried: the first one's error says so. `rdma` asks its
 //! peers anyhow; for the others the process is asked here, at its control port.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -114,16 +115,24 @@ impl Departures {
     }
 }
 
-/// Whether the process of a segment is there. All tasks that wait end if this is dropped.
-struct Question(Arc<OpenSegment>);
+/// Whether the process of a segment is there. All tasks that wait end if this is dropped without an answer.
+struct Question {
+    segment: Arc<OpenSegment>,
+    /// From when there were no more tasks, whoever comes asks anew.
+    is_over: Cell<bool>,
+}
 
 impl Question {
+    fn new(segment: &Arc<OpenSegment>) -> Self {
+        Self { segment: Arc::clone(segment), is_over: Cell::new(false) }
+    }
+
     /// Has `with` take all tasks that wait for the answer.
     fn answered(&self, mut with: impl FnMut(Leaving)) {
         loop {
-            let tasks = self.0.departures.take();
+            let tasks = self.segment.departures.take();
             if tasks.is_empty() {
-                return;
+                return self.is_over.set(true);
             }
             tasks.into_iter().for_each(&mut with);
         }
@@ -132,7 +141,9 @@ impl Question {
 
 impl Drop for Question {
     fn drop(&mut self) {
-        self.answered(Leaving::end);
+        if !self.is_over.get() {
+            self.answered(Leaving::end);
+        }
     }
 }
 
@@ -298,7 +309,7 @@ impl Inner {
         if leading.is_empty() || !segment.departures.add(leading) {
             return;
         }
-        let (own, question) = (self.own.clone(), Question(Arc::clone(segment)));
+        let (own, question) = (self.own.clone(), Question::new(segment));
         let probe = Frame::new(FrameType::Probe, b"{}".to_vec());
         self.ask_process(segment, probe, move |reply| {
             let probe = reply.ok().and_then(|it| serde_json::from_slice::<Probe>(&it.body).ok());
@@ -306,7 +317,7 @@ impl Inner {
             question.answered(|leaving| {
                 let moves = engine.as_ref().zip(probe.as_ref()).is_some_and(|(engine, probe)| {
                     leaving.incarnation.is_none_or(|it| probe.incarnation == Some(it))
-                        && engine.go_on(&leaving, &question.0)
+                        && engine.go_on(&leaving, &question.segment)
                 });
                 if !moves {
                     leaving.end();

@@ -323,10 +323,15 @@ impl<'a> TaskRef<'a> {
 
     fn is_waiting(&self) -> bool {
         match self.rare() {
-            _ if self.transport.load(Ordering::Relaxed) & (LEFT | MOVED) != 0 => false,
+            _ if self.has_left() => false,
             Some(rare) if rare.owner.get().is_some() => !rare.begun.load(Ordering::Relaxed),
             _ => self.next.load(Ordering::Relaxed) == 0,
         }
+    }
+
+    /// Whether the transport that was to do it leaves it to others, or another one does it already.
+    pub(crate) fn has_left(&self) -> bool {
+        self.transport.load(Ordering::Relaxed) & (LEFT | MOVED) != 0
     }
 
     /// Its owner has begun to do it.
@@ -390,7 +395,8 @@ impl<'a> TaskRef<'a> {
 
     /// Gives back what was claimed early, of which nothing was done.
     pub(crate) fn give_back(&self) {
-        self.next.store(0, Ordering::Relaxed);
+        // Who sees that there is something to claim sees whose it is.
+        self.next.store(0, Ordering::Release);
     }
 
     /// All of it has arrived, with so many bytes: nobody else has any of it, or will. The batch must be told.

@@ -152,8 +152,9 @@ impl Peer {
 
 impl State {
     /// The peer has done or said something.
-    pub(super) const fn heard(&mut self) {
+    pub(super) fn heard(&mut self) {
         (self.silent_since, self.given_up) = (None, false);
+        self.last.take_if(|(_, reason)| matches!(reason, FailureReason::Unreachable(_)));
     }
 
     /// Whether the peer's process cannot be asked anything, so that no other transport finds it.
