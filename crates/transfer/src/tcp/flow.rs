@@ -41,6 +41,15 @@ pub(super) enum Framing {
     Numbered,
 }
 
+/// What is known of a fence from the peer's control port.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Elsewhere {
+    Unasked,
+    Asked,
+    /// It has not confirmed it: only the port for data may.
+    Refused,
+}
+
 /// A connection that broke with WRITEs under way.
 struct Fence {
     connection: u128,
@@ -48,8 +57,8 @@ struct Fence {
     since: Instant,
     reason: FailureReason,
     asked: bool,
-    /// The peer was asked at its control port, too.
-    asked_elsewhere: bool,
+    /// Whether the peer was asked at its control port, too.
+    elsewhere: Elsewhere,
     /// It was ended here, on purpose.
     ours: bool,
 }
@@ -372,7 +381,7 @@ impl Flow {
                 since: Instant::now(),
                 reason: reason.clone(),
                 asked: false,
-                asked_elsewhere: false,
+                elsewhere: Elsewhere::Unasked,
                 ours,
             });
         }
@@ -403,9 +412,9 @@ impl Flow {
 
     /// The connections whose end the peer is to be asked for elsewhere: each once.
     pub(super) fn fences_to_ask(&mut self) -> Vec<u128> {
-        let unasked = self.fences.iter_mut().filter(|fence| !fence.asked_elsewhere);
+        let unasked = self.fences.iter_mut().filter(|it| it.elsewhere == Elsewhere::Unasked);
         let ask = |fence: &mut Fence| {
-            fence.asked_elsewhere = true;
+            fence.elsewhere = Elsewhere::Asked;
             fence.connection
         };
         unasked.map(ask).collect()
@@ -416,23 +425,22 @@ impl Flow {
         if confirmed {
             return self.fenced(connection);
         }
-        // Asked over another connection it may yet confirm it, until the time of the fence is over.
-        let found = self.fences.iter().position(|it| it.connection == connection && !it.asked);
-        if let Some(index) = found {
-            let fence = self.fences.swap_remove(index);
-            self.fail_fence(fence);
+        // Over another connection for data it may yet confirm it, until the time of the fence is over.
+        if let Some(fence) = self.fences.iter_mut().find(|it| it.connection == connection) {
+            fence.elsewhere = Elsewhere::Refused;
         }
     }
 
     /// The peer cannot be reached: nothing that waits is done.
     pub(super) fn fail_all(&mut self, reason: &FailureReason) {
-        self.fences.iter_mut().for_each(|fence| fence.asked_elsewhere = false);
+        self.fences.iter_mut().for_each(|fence| fence.elsewhere = Elsewhere::Refused);
         self.fail_waiting(reason);
     }
 
     /// The same, but what waits for an answer from elsewhere.
     pub(super) fn fail_waiting(&mut self, reason: &FailureReason) {
-        let lost: Vec<_> = self.fences.extract_if(.., |fence| !fence.asked_elsewhere).collect();
+        let lost: Vec<_> =
+            self.fences.extract_if(.., |it| it.elsewhere != Elsewhere::Asked).collect();
         for fence in lost {
             self.counters.lost_fences += 1;
             fence.messages.into_iter().for_each(|message| self.failed(message, reason, true));

@@ -138,6 +138,31 @@ fn a_write_whose_fence_is_refused_or_that_the_original_had_is_undefined() {
 }
 
 #[test]
+fn a_no_from_elsewhere_leaves_a_fence_to_the_next_connection_while_there_may_be_one() {
+    for comes in [true, false] {
+        let (mut flow, _, _room, _batch) = flow(Framing::Numbered, Opcode::Write, &[10]);
+        let mut under_way = VecDeque::from([flow.next_message().unwrap()]);
+        flow.lost(&mut under_way, 1, 77, &reason(), false);
+        assert_eq!((flow.fences_to_ask(), flow.fences_to_ask()), (vec![77], vec![]));
+        flow.fail_waiting(&reason());
+        flow.fence_answered(5, false);
+        assert!(ended(&mut flow).is_empty(), "the answer is waited for");
+        flow.fence_answered(77, false);
+        assert!(ended(&mut flow).is_empty(), "another connection may come");
+        if comes {
+            let fence = flow.next_message().unwrap();
+            flow.done(fence, true);
+            let again = flow.next_message().unwrap();
+            flow.done(again, true);
+            assert_eq!(ended(&mut flow), [(0, TransferState::Completed, 10, false)]);
+        } else {
+            flow.fail_waiting(&reason());
+            assert_eq!(ended(&mut flow), [(0, TransferState::Failed, 0, true)]);
+        }
+    }
+}
+
+#[test]
 fn a_checksum_mismatch_names_the_range_of_each_task() {
     let (mut flow, _, _room, _batch) = flow(Framing::Old(Version::Two), Opcode::Write, &[10, 20]);
     let damaged = FailureReason::Checksum { here: false, range: None };
