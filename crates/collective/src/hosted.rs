@@ -12,9 +12,11 @@ use std::time::Duration;
 use std::{io, thread};
 
 use millstream_inc::protocol::{FallbackOffer, FromController, ToController, shortened};
-use millstream_inc::{Abort, CommunicatorSpec, ParentSpec, SwitchConfig, SwitchEvent, SwitchNode};
+use millstream_inc::{
+    Abort, CommunicatorSpec, ParentSpec, SwitchConfig, SwitchEvent, SwitchNode, packets_too_long,
+};
 use millstream_net::{Hook, OpenError, Opened, ProgressConfig, Shared, Worker};
-use millstream_verbs::{Device, Driver, Waiters};
+use millstream_verbs::{Device, Driver, Mtu, Waiters};
 
 use crate::control::Sender;
 use crate::memory::RunningSwitch;
@@ -48,8 +50,15 @@ pub(crate) fn offer(device: &Device, wanted: bool) -> FallbackOffer {
 pub(crate) struct HostedSwitch {
     running: RunningSwitch,
     progress: Arc<Announcer>,
-    /// Its nodes, and where the switch above each is.
-    nodes: Mutex<BTreeMap<u64, Option<IpAddr>>>,
+    nodes: Mutex<BTreeMap<u64, Node>>,
+}
+
+/// A part of a tree.
+#[derive(Clone, Copy)]
+struct Node {
+    path_mtu: Mtu,
+    /// Where the switch above is.
+    above: Option<IpAddr>,
 }
 
 /// Hears of what rounds of the node bring about.
@@ -98,7 +107,7 @@ impl HostedSwitch {
         Ok((Self { running, progress, nodes: Mutex::default() }, happened))
     }
 
-    fn nodes(&self) -> MutexGuard<'_, BTreeMap<u64, Option<IpAddr>>> {
+    fn nodes(&self) -> MutexGuard<'_, BTreeMap<u64, Node>> {
         self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -152,6 +161,10 @@ impl HostedSwitch {
 
     fn create(&self, spec: &CommunicatorSpec) -> ToController {
         let communicator = spec.id;
+        let neighbours = spec.children.iter().map(|child| child.address);
+        if let Some(failed) = self.too_long(communicator, spec.path_mtu, neighbours) {
+            return failed;
+        }
         let shared = self.running.shared();
         let created = match shared.lock() {
             Ok(mut node) => {
@@ -161,7 +174,8 @@ impl HostedSwitch {
         };
         match created {
             Ok(created) => {
-                self.nodes().insert(communicator, None);
+                let node = Node { path_mtu: spec.path_mtu, above: None };
+                self.nodes().insert(communicator, node);
                 created.message(communicator)
             }
             Err(reason) => {
@@ -173,6 +187,12 @@ impl HostedSwitch {
 
     /// Connects a node to the one above. When that fails, nothing is left of it.
     fn connect_parent(&self, communicator: u64, parent: &ParentSpec) -> ToController {
+        let path_mtu = self.nodes().get(&communicator).map(|node| node.path_mtu);
+        let above = [parent.address].into_iter();
+        if let Some(failed) = path_mtu.and_then(|it| self.too_long(communicator, it, above)) {
+            self.destroy(communicator);
+            return failed;
+        }
         let shared = self.running.shared();
         let connected = match shared.lock() {
             Ok(mut node) => match node.connect_parent(shared.now(), communicator, parent) {
@@ -185,7 +205,9 @@ impl HostedSwitch {
         let address = parent.address;
         match connected {
             Ok(()) => {
-                self.nodes().insert(communicator, Some(address));
+                if let Some(node) = self.nodes().get_mut(&communicator) {
+                    node.above = Some(address);
+                }
                 ToController::ParentConnected { communicator }
             }
             Err(error) => {
@@ -195,6 +217,20 @@ impl HostedSwitch {
                 ToController::CommunicatorFailed { communicator, reason, path_mtu: None }
             }
         }
+    }
+
+    /// What is said where packets to some neighbours of a node are shorter than its path MTU.
+    fn too_long(
+        &self,
+        communicator: u64,
+        path_mtu: Mtu,
+        neighbours: impl Iterator<Item = IpAddr>,
+    ) -> Option<ToController> {
+        let own = self.running.shared().socket_info().address;
+        // Who cannot be reached is told as lost later.
+        let way = |other| Mtu::fitting(millstream_net::address::path_mtu(own, other).ok()?);
+        let ways = neighbours.filter_map(|other| Some((way(other)?, other)));
+        packets_too_long(communicator, path_mtu, own, ways)
     }
 
     /// Removes a node; `false` when there is none.
@@ -237,7 +273,7 @@ impl HostedSwitch {
                 tracing::info!(?event, "the switch of this rank reports");
                 let communicator = event.communicator();
                 let known = switch.nodes().get(&communicator).copied();
-                if let Some(report) = known.and_then(|above| event.report(above)) {
+                if let Some(report) = known.and_then(|node| event.report(node.above)) {
                     // Where there is no connection, the ranks hear it from each other.
                     let _ = sender.send(&ToController::Report { communicator, report });
                 }

@@ -139,10 +139,13 @@ pub(crate) fn join(
 ) -> Result<Joined, JoinError> {
     let start = Instant::now();
     let mut patience = config.timeout;
+    let mut refused = None;
     loop {
-        let reason = match join_once(config, patience, waiting) {
-            Err(JoinError::Refused(reason)) if reason.is_for_load() => reason,
-            joined => return joined,
+        let reason = match (join_once(config, patience, waiting), refused) {
+            (Err(JoinError::Refused(reason)), _) if reason.is_for_load() => reason,
+            // For what was short it did not fail.
+            (Err(_), Some(reason)) if patience < PAUSE => return Err(JoinError::Refused(reason)),
+            (joined, _) => return joined,
         };
         let left = config.timeout.saturating_sub(start.elapsed());
         waiting(&Waiting { awaited: None, refused: Some(reason.clone()), left });
@@ -151,6 +154,7 @@ pub(crate) fn join(
         if patience.is_zero() {
             return Err(JoinError::Refused(reason));
         }
+        refused = Some(reason);
     }
 }
 

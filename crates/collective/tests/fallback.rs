@@ -141,7 +141,7 @@ fn one_rank_that_does_not_want_it_decides_and_a_late_switch_serves() {
     let mut cluster = Cluster::of_hosts();
     let config = |rank: u32| {
         let config = cluster.config("unwanted", 2, rank);
-        JoinConfig { fallback: rank == 0, timeout: Duration::from_millis(800), ..config }
+        JoinConfig { fallback: rank == 0, timeout: Duration::from_secs(3), ..config }
     };
     for joined in join_all((0..2).map(config).collect()) {
         let error = joined.unwrap_err();
@@ -165,7 +165,7 @@ fn a_device_that_has_its_address_to_itself_is_named() {
         Ok(device) => device,
         Err(error) => return println!("skipped: a packet socket needs CAP_NET_RAW: {error}"),
     };
-    let timeout = Duration::from_millis(500);
+    let timeout = Duration::from_secs(2);
     let config = JoinConfig { device, timeout, ..cluster.config("packet", 1, 0) };
     let error = Communicator::join(&config).unwrap_err().to_string();
     assert!(error.contains("rank 0: its device soft-127.") && error.contains("udp"), "{error}");

@@ -377,7 +377,7 @@ fn limited(groups: u64) -> Cluster {
 fn who_is_refused_for_a_quota_asks_again_until_there_is_room_or_its_time_is_over() {
     let cluster = limited(1);
     let first = cluster.group("first", 2);
-    let timeout = Duration::from_millis(700);
+    let timeout = Duration::from_secs(3);
     let impatient = JoinConfig { timeout, ..cluster.config("impatient", 1, 0) };
     let mut asked = 0;
     let error = Communicator::join_reporting(&impatient, |waiting| {

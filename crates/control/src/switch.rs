@@ -16,7 +16,7 @@ use millstream_inc::protocol::{
 };
 use millstream_inc::{
     Abort, CommunicatorCounts, CommunicatorSpec, ParentSpec, SwitchConfig as NodeConfig,
-    SwitchEvent,
+    SwitchEvent, packets_too_long,
 };
 use millstream_net::tls::CallerTls;
 use millstream_net::token::{Initiator, Purpose, Token, TokenError};
@@ -497,15 +497,12 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
         path_mtu: Mtu,
         neighbours: impl Iterator<Item = IpAddr>,
     ) -> Option<ToController> {
-        let shortest = neighbours.filter_map(|other| Some((self.path_mtu(other)?, other))).min()?;
-        let (shorter, other) = Some(shortest).filter(|&(shorter, _)| shorter < path_mtu)?;
-        let reason = format!(
-            "packets from {} to {other} hold at most {shorter} bytes, as the interface's MTU is, and those of \
-             the communicator {path_mtu}",
-            self.data_plane.address()
-        );
-        tracing::info!(communicator, reason, "not made");
-        Some(ToController::CommunicatorFailed { communicator, reason, path_mtu: Some(shorter) })
+        let ways = neighbours.filter_map(|other| Some((self.path_mtu(other)?, other)));
+        let failed = packets_too_long(communicator, path_mtu, self.data_plane.address(), ways);
+        if failed.is_some() {
+            tracing::info!(communicator, ?failed, "not made");
+        }
+        failed
     }
 
     /// The largest path MTU to a neighbour, where the system knows a way.

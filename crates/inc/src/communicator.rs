@@ -348,9 +348,8 @@ impl Communicator {
             return self.all_ended();
         }
         let has_all = |child: &Child| {
-            child.outstanding == 0
-                && child.agreed == child.announced
-                && child.posted == child.contributed
+            // What one has begun that has left is not agreed on, and nobody is owed it.
+            child.outstanding == 0 && child.agreed >= self.called && child.posted >= self.completed
         };
         self.children.iter().all(has_all)
             && self.uplink.as_ref().is_none_or(|uplink| uplink.outstanding == 0)

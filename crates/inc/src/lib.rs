@@ -72,5 +72,5 @@ pub use spec::{
 pub use stripe::{MAX_TREES, Stripe};
 pub use switch::{
     CommunicatorCounts, CreateError, Created, Edge, PortCounts, SwitchConfig, SwitchEvent,
-    SwitchNode, Uplink,
+    SwitchNode, Uplink, packets_too_long,
 };

@@ -22,6 +22,7 @@ use crate::communicator::{Communicator, CommunicatorStatistics, Tag};
 
 pub use create::{CreateError, Created, Edge, Uplink};
 pub use ports::{CommunicatorCounts, PortCounts};
+pub use serving::packets_too_long;
 
 /// What a switch is made with.
 #[derive(Clone, Debug)]

@@ -41,10 +41,12 @@ const fn is_of_switch(message: &ToController) -> bool {
 }
 
 impl Group {
-    /// Whether all of its hosts would take the place of switches, and do not yet.
+    /// Whether all of its hosts would take the place of switches, and do not yet. Hosts without descriptors have one
+    /// tree, and a group that is under way keeps its own.
     pub(super) fn may_fall_back(&self) -> bool {
-        let able = |member: &Member| member.fallback == FallbackOffer::Able;
-        self.fallback.is_none() && self.members.values().all(able)
+        let able =
+            |member: &Member| member.fallback == FallbackOffer::Able && !member.options.plain;
+        !self.ready && self.fallback.is_none() && self.members.values().all(able)
     }
 
     /// There is no switch now: its hosts wait so long for one, or half of the time that is left if that is less.
@@ -133,9 +135,6 @@ impl Controller {
                 let reason = match &group.missing {
                     Some(missing) => {
                         format!("switch {missing} of the controller's topology has not registered")
-                    }
-                    None if self.real_switches().any(Switch::serves) => {
-                        "no switch has room for it".to_owned()
                     }
                     None => "no switch has registered at the controller".to_owned(),
                 };

@@ -349,7 +349,10 @@ impl Controller {
                 let (name, address) = (switch.name.clone(), switch.address);
                 AbortReason::SwitchLost { name, address, detail }
             }
+            // Where hosts take the place of switches, the host that is away was perhaps that one.
             None => {
+                let away = group.members.iter().find(|(_, member)| member.away_until.is_some());
+                let rank = away.map_or(rank, |(&rank, _)| rank);
                 AbortReason::PeerLost { rank, detail: shortened(format!("its switch: {detail}")) }
             }
         };

@@ -220,7 +220,8 @@ pub enum FromController {
         segment_bytes: u32,
         /// Segments that a host may be ahead of its last result: what its queue pair must hold.
         window: u32,
-        /// The switches of further trees, for the host's further addresses in their order. There may be fewer.
+        /// The switches of further trees, for the host's further addresses in their order. There may be fewer. With
+        /// `hosts`, tree `t` is for its address `t` modulo [`HostsTrees::addresses`].
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         more_switches: Vec<IpAddr>,
         /// Where there is no switch: the hosts take its place, and these are the trees.

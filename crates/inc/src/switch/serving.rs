@@ -2,6 +2,8 @@
 
 use core::net::IpAddr;
 
+use millstream_wire::Mtu;
+
 use super::{Created, SwitchEvent};
 use crate::protocol::{SwitchChild, SwitchEdge, SwitchReport, SwitchUplink, ToController};
 use crate::spec::ChildSpec;
@@ -11,6 +13,22 @@ impl From<SwitchChild> for ChildSpec {
         let SwitchChild { ranks, address, qpn, psn, is_switch } = child;
         Self { ranks, address, qpn, psn, is_switch }
     }
+}
+
+/// What the controller is told of a node that is not made, as packets from `own` to a neighbour are shorter than its path
+/// MTU; `ways` has the path MTUs of neighbours.
+pub fn packets_too_long(
+    communicator: u64,
+    path_mtu: Mtu,
+    own: IpAddr,
+    ways: impl Iterator<Item = (Mtu, IpAddr)>,
+) -> Option<ToController> {
+    let (shorter, other) = ways.min().filter(|&(shortest, _)| shortest < path_mtu)?;
+    let reason = format!(
+        "packets from {own} to {other} hold at most {shorter} bytes, as the interface's MTU is, and those of \
+         the communicator {path_mtu}"
+    );
+    Some(ToController::CommunicatorFailed { communicator, reason, path_mtu: Some(shorter) })
 }
 
 impl Created {

@@ -355,11 +355,26 @@ fn hosts_come_back_and_are_asked_at_their_new_connections() {
     // To a controller that was restarted, what its switch says is nothing.
     let mut world = World::new();
     world.connect(new);
+    let again = resume.clone();
     world.say(new, ToController::Resume(resume));
     let report = SwitchReport::PeerLost { rank: 0, detail: "silent".to_owned() };
     world.say(new, ToController::Report { communicator, report });
     world.say(new, ToController::CommunicatorDestroyed { communicator });
     assert_eq!(world.heard(new), [FromController::Resumed]);
+    // There, the host that is away is lost, and not the one that cannot reach that any more.
+    let mut world = World::new();
+    let [stays, goes] = [8, 9].map(ConnectionId);
+    for (rank, host) in [stays, goes].into_iter().enumerate() {
+        let rank = rank as u32;
+        let address = hello("g", 2, rank).address;
+        world.connect(host);
+        world.say(host, ToController::Resume(Resume { rank, address, ..again.clone() }));
+    }
+    world.close(goes);
+    world.say(stays, ToController::SwitchLost { detail: "silent".to_owned(), tree: 0 });
+    let heard = world.heard(stays);
+    let lost = |message: &FromController| format!("{message:?}").contains("PeerLost { rank: 1");
+    assert!(heard.iter().any(lost), "{heard:?}");
     // As a switch, others may not speak.
     let mut world = World::new();
     let host = join(&mut world, able(2, 0));
