@@ -826,8 +826,11 @@ mod tests {
             // As if the switch of the second tree had missed the other rank.
             engine.links[1].disconnect();
             let lost = E::Aborted(millstream_inc::Abort::PeerLost { rank: 1 });
-            engine.lock().trees[1].worker.fail(lost);
-            let over = engine.advance(&mut engine.lock(), 1);
+            // At once: the device's thread advances trees, too.
+            let mut state = engine.lock();
+            state.trees[1].worker.fail(lost);
+            let over = engine.advance(&mut state, 1);
+            drop(state);
             assert!(over);
             if left > 1 {
                 // It has called the second collective, too.
