@@ -1,5 +1,5 @@
-//! The control port: where an engine answers its peers, at the address of its name and, with several NICs, at each
-//! of theirs. Fences are asked for there, so it has to be reached when one NIC is cut off.
+//! The control port: where an engine answers its peers, at the address of its name and, if that is one of its NICs', at
+//! those of all. Fences are asked for there, so it has to be reached when one NIC is cut off.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};

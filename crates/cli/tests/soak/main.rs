@@ -62,8 +62,8 @@ kind = "switch"
 secret = "the token of the switches"
 "#;
 
-/// A program that may have as many files open as a connection of each rank takes. What it frees is given back to the system:
-/// the allocator would keep what the most nodes of trees at a time had, of slots alone 100 MiB, and hide what leaks.
+/// A program that may have as many files open as a connection of each rank takes. What it frees is given back to the system,
+/// as the allocator may keep what it had for nodes of trees, 4 MiB of slots each, and so hide what leaks.
 fn with_files(program: impl AsRef<std::ffi::OsStr>) -> Command {
     let mut command = Command::new("sh");
     command.args(["-c", "ulimit -S -n 4096; exec \"$0\" \"$@\""]).arg(program);

@@ -6,8 +6,8 @@ use std::net::SocketAddr;
 use super::common::{PROGRAM, Running, address, eventually};
 use super::{FAN_IN, with_files};
 
-/// What a process may have more of than after the warm-up: what lies between things that live stays with the allocator. A
-/// few nodes of trees that are not given back are more.
+/// What a process may have more of than after the warm-up: what lies between things that live stays with the allocator.
+/// Slots count where they were touched, so some ten nodes of trees that are not given back may be less than that.
 const GROWTH_KIB: i64 = 4 << 10;
 
 /// What a process uses.
