@@ -499,16 +499,17 @@ impl Node for SwitchNode {
     }
 
     fn handle_timeout(&mut self, now: Instant) {
+        if self.endpoint.poll_timeout().is_some_and(|at| at <= now) {
+            // A deadline may break any connection.
+            self.touched.clear();
+            self.touched.extend(0..self.queues.len() as u32);
+        }
         self.endpoint.handle_timeout(now);
+        // Drivers call this in each round, with what has come in it not acted on yet.
+        self.catch_up(now);
         if self.probe_at.take_if(|at| *at <= now).is_some() && self.probe(now) {
             self.probe_at = Some(now + self.config.probe_interval);
         }
-        // A deadline may have broken any connection.
-        self.touched.clear();
-        for index in 0..self.queues.len() as u32 {
-            self.drain(now, index);
-        }
-        self.settle(now);
     }
 
     fn poll_timeout(&mut self) -> Option<Instant> {

@@ -379,6 +379,8 @@ impl Network {
                     congestion_experienced: false,
                 };
                 self.node(to).handle_datagram(at, &meta, &datagram);
+                // As drivers do in each round.
+                self.node(to).handle_timeout(at);
                 self.service(to);
             }
             (_, Some((deadline, node))) => {

@@ -62,7 +62,10 @@ impl<M: Machine> Simulation<'_, M> {
             place.machine.handle_datagram(self.now, &meta, &datagram.payload);
             self.recycle(datagram);
         }
-        self.places[node.0].inbox = inbox;
+        let place = &mut self.places[node.0];
+        place.inbox = inbox;
+        // As drivers do in each round: early calls are harmless.
+        place.machine.handle_timeout(self.now);
         self.settle(node);
     }
 
