@@ -33,6 +33,9 @@ pub(crate) struct Arguments {
     /// the whole invariant CRC
     #[arg(long, value_name = "DRIVER", default_value_t)]
     driver: Driver,
+    /// How many threads serve it: groups, and the trees of a group over several NICs, are divided among them
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
+    shards: u8,
     /// Serve metrics over HTTP at this address, or this port of 127.0.0.1: /metrics for Prometheus, /status as
     /// JSON; nobody is asked there who he is
     #[arg(long, value_name = "ADDR", value_parser = status_pages::address)]
@@ -63,6 +66,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         name,
         bind: bind_address,
         driver,
+        shards,
         http,
         proofs,
         no_segmentation_offload,
@@ -84,6 +88,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         let ready = |address| line.print(&Ready { name: &name, controller, address, http });
         let config = SwitchConfig {
             driver: *driver,
+            shards: usize::from(*shards),
             segmentation_offload,
             view: http.map(|_| view),
             token,

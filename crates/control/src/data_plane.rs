@@ -1,17 +1,23 @@
-//! The switch's node on its progress thread.
+//! The switch's nodes on their progress threads.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use millstream_inc::{
-    Abort, CommunicatorCounts, CommunicatorSpec, CreateError, Created, ParentSpec, SwitchEvent,
-    SwitchNode,
+    Abort, CommunicatorCounts, CommunicatorSpec, CreateError, Created, ParentSpec, SwitchConfig,
+    SwitchEvent, SwitchNode,
 };
-use millstream_net::{Failure, OpenError, Progress, ProgressConfig, Shared};
+use millstream_net::{
+    AfterRound, Driver, Failure, OpenError, Opened, Progress, ProgressConfig, Shared,
+};
 use thiserror::Error;
 use tokio::sync::mpsc;
 
-use crate::switch::SwitchConfig;
+use crate::switch::SwitchConfig as RunConfig;
+
+/// What one address has room for, with some left for devices of others (docs/shared-address.md).
+const MAX_SHARDS: usize = 16;
 
 /// Why a communicator was not made, or not connected.
 #[derive(Debug, Error)]
@@ -24,27 +30,65 @@ pub(crate) enum DataPlaneError {
     NoUplink,
 }
 
-/// A running switch.
+/// A running switch: some shards at one address, each a node with a socket and a thread of its own. A
+/// communicator's node is in one of them.
 pub(crate) struct DataPlane {
-    progress: Progress<SwitchNode>,
-    events: mpsc::UnboundedReceiver<SwitchEvent>,
+    shards: Box<[Progress<SwitchNode>]>,
+    /// In which shard a communicator is.
+    places: BTreeMap<u64, usize>,
+    limits: SwitchConfig,
+    events: mpsc::UnboundedReceiver<Option<SwitchEvent>>,
+}
+
+/// Where a shard tells of events, and of its own end.
+struct Teller(mpsc::UnboundedSender<Option<SwitchEvent>>);
+
+impl Drop for Teller {
+    fn drop(&mut self) {
+        // Nobody hears of it who ends the switch.
+        let _ = self.0.send(None);
+    }
 }
 
 impl DataPlane {
-    pub(crate) fn open(switch: &SwitchConfig) -> Result<Self, OpenError> {
-        let config = ProgressConfig {
-            driver: switch.driver,
-            segmentation_offload: switch.segmentation_offload,
-            name: "switch".to_owned(),
-            ..ProgressConfig::new(switch.node.address)
-        };
+    pub(crate) fn open(switch: &RunConfig) -> Result<Self, OpenError> {
+        let &RunConfig { shards: count, driver, .. } = switch;
+        let address = switch.node.address;
+        if !(1..=MAX_SHARDS).contains(&count) {
+            return Err(OpenError::Shards { shards: count, limit: MAX_SHARDS });
+        }
+        if driver == Driver::Packet && count > 1 {
+            return Err(OpenError::PacketDriverShards { address, shards: count });
+        }
         // Unbounded, but a communicator has three events at most, and their number is limited.
         let (sender, events) = mpsc::unbounded_channel();
+        let shards = (0..count).map(|shard| Self::start(switch, shard, Teller(sender.clone())));
+        let shards = shards.collect::<Result<_, _>>()?;
+        Ok(Self { shards, places: BTreeMap::new(), limits: switch.node.clone(), events })
+    }
+
+    fn start(
+        switch: &RunConfig,
+        shard: usize,
+        teller: Teller,
+    ) -> Result<Progress<SwitchNode>, OpenError> {
+        let opened = Opened::new(ProgressConfig {
+            driver: switch.driver,
+            share_address: switch.shards > 1,
+            segmentation_offload: switch.segmentation_offload,
+            name: if switch.shards > 1 { format!("switch-{shard}") } else { "switch".to_owned() },
+            ..ProgressConfig::new(switch.node.address)
+        })?;
+        let node = SwitchNode::new(SwitchConfig {
+            seed: switch.node.seed.wrapping_add(shard as u64),
+            queue_pair_numbers: opened.queue_pair_numbers(),
+            ..switch.node.clone()
+        });
         let after_round = move |shared: &Shared<SwitchNode>| {
-            // When it has failed there is nothing more to tell, and dropping the sender says so.
+            // When it has failed there is nothing more to tell, and dropping the teller says so.
             let Ok(mut node) = shared.lock_without_waking() else { return };
             while let Some(event) = node.poll_event() {
-                let _ = sender.send(event);
+                let _ = teller.0.send(Some(event));
             }
         };
         // SAFETY: the node names bytes of its communicators only, which lie on the heap where
@@ -52,19 +96,44 @@ impl DataPlane {
         // while nothing is being sent (see there); in a failed `create_communicator`, before
         // there is anything to send; and with the node, after its thread has ended: `DataPlane::shared`
         // can only keep the node longer.
-        let progress =
-            unsafe { Progress::start(config, SwitchNode::new(switch.node.clone()), after_round)? };
-        Ok(Self { progress, events })
+        unsafe { Progress::run(opened, node, AfterRound::new(after_round)) }
     }
 
     pub(crate) fn address(&self) -> IpAddr {
-        self.progress.shared().socket_info().address
+        self.shards[0].shared().socket_info().address
     }
 
-    pub(crate) fn create(&self, spec: &CommunicatorSpec) -> Result<Created, DataPlaneError> {
-        let shared = self.progress.shared();
-        let mut node = shared.lock()?;
-        Ok(node.create_communicator(shared.now(), spec)?)
+    /// Makes a communicator's node, in the shard that has the fewest.
+    pub(crate) fn create(&mut self, spec: &CommunicatorSpec) -> Result<Created, DataPlaneError> {
+        let (mut memory, mut count, mut fewest) = (0, 0, (usize::MAX, 0));
+        for (index, shard) in self.shards.iter().enumerate() {
+            let node = shard.shared().lock_without_waking()?;
+            fewest = fewest.min((node.communicators(), index));
+            (memory, count) = (memory + node.memory_used(), count + node.communicators());
+        }
+        // Each shard knows of its own nodes only.
+        let SwitchConfig { max_communicators: limit, max_memory, .. } = self.limits;
+        if self.places.contains_key(&spec.id) {
+            return Err(CreateError::Exists(spec.id).into());
+        }
+        if count >= limit {
+            return Err(CreateError::TooMany { limit }.into());
+        }
+        spec.check().map_err(CreateError::from)?;
+        let (needed, available) = (spec.memory_bytes(), max_memory.saturating_sub(memory));
+        if needed > available {
+            return Err(CreateError::Memory { needed, available }.into());
+        }
+        let (_, index) = fewest;
+        let shared = self.shards[index].shared();
+        let created = shared.lock()?.create_communicator(shared.now(), spec)?;
+        self.places.insert(spec.id, index);
+        Ok(created)
+    }
+
+    /// The shard with a communicator's node.
+    fn shard_of(&self, communicator: u64) -> Option<&Arc<Shared<SwitchNode>>> {
+        Some(self.shards[*self.places.get(&communicator)?].shared())
     }
 
     /// Connects a communicator to the node above it in its tree.
@@ -73,7 +142,7 @@ impl DataPlane {
         communicator: u64,
         parent: &ParentSpec,
     ) -> Result<(), DataPlaneError> {
-        let shared = self.progress.shared();
+        let shared = self.shard_of(communicator).ok_or(DataPlaneError::NoUplink)?;
         let mut node = shared.lock()?;
         match node.connect_parent(shared.now(), communicator, parent)? {
             true => Ok(()),
@@ -84,14 +153,15 @@ impl DataPlane {
     /// Tells the hosts of a communicator why it ends. [`SwitchEvent::Aborted`] follows when they
     /// have heard. `false` when there is none.
     pub(crate) fn abort(&self, communicator: u64, abort: Abort) -> bool {
-        let shared = self.progress.shared();
+        let Some(shared) = self.shard_of(communicator) else { return false };
         let Ok(mut node) = shared.lock() else { return false };
         node.abort_communicator(shared.now(), communicator, abort)
     }
 
     /// Removes a communicator.
-    pub(crate) fn destroy(&self, communicator: u64) {
-        let shared = self.progress.shared();
+    pub(crate) fn destroy(&mut self, communicator: u64) {
+        let Some(index) = self.places.remove(&communicator) else { return };
+        let shared = self.shards[index].shared();
         let Ok(mut node) = shared.lock() else { return };
         // The thread may be sending from the slots that are about to be freed. It needs no lock to
         // finish that, and cannot begin another send as long as we hold the node.
@@ -101,22 +171,27 @@ impl DataPlane {
 
     /// What all communicators have counted, and when.
     pub(crate) fn counts(&self) -> Result<(u64, Vec<CommunicatorCounts>), Failure> {
-        let shared = self.progress.shared();
-        let node = shared.lock_without_waking()?;
-        Ok((shared.now().nanos(), node.counts()))
+        let (mut now, mut counts) = (0, Vec::new());
+        for shard in &self.shards {
+            let shared = shard.shared();
+            let node = shared.lock_without_waking()?;
+            now = shared.now().nanos();
+            counts.extend(node.counts());
+        }
+        Ok((now, counts))
     }
 
-    /// The node, for who looks at it.
-    pub(crate) const fn shared(&self) -> &Arc<Shared<SwitchNode>> {
-        self.progress.shared()
+    /// The nodes, for who looks at them.
+    pub(crate) fn shared(&self) -> impl Iterator<Item = &Arc<Shared<SwitchNode>>> {
+        self.shards.iter().map(Progress::shared)
     }
 
-    /// The next event; `None` when the node no longer runs.
+    /// The next event; `None` when a shard no longer runs.
     pub(crate) async fn next_event(&mut self) -> Option<SwitchEvent> {
-        self.events.recv().await
+        self.events.recv().await.flatten()
     }
 
     pub(crate) fn failure(&self) -> Option<Failure> {
-        self.progress.shared().failure().cloned()
+        self.shards.iter().find_map(|shard| shard.shared().failure().cloned())
     }
 }

@@ -70,6 +70,9 @@ pub struct SwitchConfig {
     pub node: NodeConfig,
     /// How it sends and receives.
     pub driver: Driver,
+    /// How many threads serve it, 1 to 16, each with a socket of its own: the nodes of communicators, and of the trees
+    /// of one, are divided among them. With more than one, other devices may have its address too.
+    pub shards: usize,
     /// Use the kernel's segmentation offload where it has it.
     pub segmentation_offload: bool,
     /// What others look at, if they may.
@@ -88,6 +91,7 @@ impl SwitchConfig {
             name: name.into(),
             node: NodeConfig::new(bind, crate::seed()),
             driver: Driver::default(),
+            shards: 1,
             segmentation_offload: true,
             view: None,
             token: None,

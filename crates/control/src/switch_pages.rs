@@ -26,7 +26,7 @@ pub struct SwitchView {
 #[derive(Default)]
 struct State {
     /// Nothing before the switch runs, and after.
-    node: Weak<Shared<SwitchNode>>,
+    shards: Vec<Weak<Shared<SwitchNode>>>,
     latest: Option<(Instant, Arc<Sample>)>,
 }
 
@@ -70,9 +70,9 @@ impl SwitchView {
     }
 
     /// The switch runs.
-    pub(crate) fn watch(&self, node: &Arc<Shared<SwitchNode>>) {
+    pub(crate) fn watch<'a>(&self, shards: impl Iterator<Item = &'a Arc<Shared<SwitchNode>>>) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        *state = State { node: Arc::downgrade(node), latest: None };
+        *state = State { shards: shards.map(Arc::downgrade).collect(), latest: None };
     }
 
     fn page(&self, path: &str) -> Option<Page> {
@@ -98,11 +98,17 @@ impl SwitchView {
         {
             return Some(Arc::clone(sample));
         }
-        let shared = state.node.upgrade()?;
-        let node = shared.lock_without_waking().ok()?;
-        let (all, counts) = (*node.counters(), node.counts());
-        // The text is made while the switch goes on.
-        drop(node);
+        if state.shards.is_empty() {
+            return None;
+        }
+        let (mut all, mut counts) = (Vec::new(), Vec::new());
+        for shard in &state.shards {
+            let shared = shard.upgrade()?;
+            // The text is made while the switch goes on.
+            let node = shared.lock_without_waking().ok()?;
+            all.push(*node.counters());
+            counts.extend(node.counts());
+        }
         let sample = Arc::new(Sample::new(&self.name, &all, counts));
         state.latest = Some((now, Arc::clone(&sample)));
         Some(sample)
@@ -110,7 +116,8 @@ impl SwitchView {
 }
 
 impl Sample {
-    fn new(name: &str, all: &Counters, counts: Vec<CommunicatorCounts>) -> Self {
+    fn new(name: &str, shards: &[Counters], counts: Vec<CommunicatorCounts>) -> Self {
+        let sum = |of: fn(&Counters) -> u64| shards.iter().map(of).sum();
         let communicator = |it: CommunicatorCounts| Communicator {
             communicator: it.communicator,
             collectives: it.statistics.collectives,
@@ -119,13 +126,13 @@ impl Sample {
         Self {
             version: env!("CARGO_PKG_VERSION"),
             name: name.to_owned(),
-            packets_sent: all.packets_sent,
-            packets_received: all.packets_received,
-            packets_dropped: all.dropped(),
-            payload_bytes_sent: all.payload_bytes_sent,
-            payload_bytes_received: all.payload_bytes_received,
-            retransmissions: all.retransmissions,
-            timeouts: all.timeouts,
+            packets_sent: sum(|it| it.packets_sent),
+            packets_received: sum(|it| it.packets_received),
+            packets_dropped: sum(Counters::dropped),
+            payload_bytes_sent: sum(|it| it.payload_bytes_sent),
+            payload_bytes_received: sum(|it| it.payload_bytes_received),
+            retransmissions: sum(|it| it.retransmissions),
+            timeouts: sum(|it| it.timeouts),
             communicators: counts.into_iter().map(communicator).collect(),
         }
     }

@@ -183,6 +183,11 @@ impl SwitchNode {
         self.communicators.len()
     }
 
+    /// Bytes of slots and queues in all communicators.
+    pub fn memory_used(&self) -> u64 {
+        self.memory_used
+    }
+
     /// What a communicator has counted.
     pub fn statistics(&self, id: u64) -> Option<CommunicatorStatistics> {
         let index = *self.communicators.get(&id)?;

@@ -73,8 +73,8 @@ pub use names::lookup;
 pub use polling::{PollSet, Sleeper, Waiting};
 pub use prefetch::prefetch;
 pub use progress::{
-    Failure, Guard, Hook, MAX_ROUND_DATAGRAMS, NodeGuard, Opened, Progress, ProgressConfig, Shared,
-    Worker, wait,
+    AfterRound, Failure, Guard, Hook, MAX_ROUND_DATAGRAMS, NodeGuard, Opened, Progress,
+    ProgressConfig, Shared, Worker, wait,
 };
 pub use socket::{OpenError, SocketConfig, SocketInfo};
 pub use waiters::Waiters;

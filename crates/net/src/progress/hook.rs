@@ -35,10 +35,12 @@ pub trait Hook<N>: Send + Sync {
 }
 
 /// A function that the driver calls after rounds.
-pub(super) struct AfterRound<F>(Mutex<Option<F>>);
+#[derive(Debug)]
+pub struct AfterRound<F>(Mutex<Option<F>>);
 
 impl<F> AfterRound<F> {
-    pub(super) fn new(after_round: F) -> Self {
+    /// Of a function that is dropped when the node has ended.
+    pub fn new(after_round: F) -> Self {
         Self(Mutex::new(Some(after_round)))
     }
 }

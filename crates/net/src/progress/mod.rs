@@ -24,8 +24,8 @@ use millstream_wire::ROCE_PORT;
 
 use crate::{Driver, OpenError, SocketConfig};
 use driver::Doze;
-use hook::AfterRound;
-pub use hook::{Hook, Worker};
+
+pub use hook::{AfterRound, Hook, Worker};
 pub use leader::wait;
 pub use seat::MAX_ROUND_DATAGRAMS;
 pub use shared::{Failure, Guard, NodeGuard, Shared};
