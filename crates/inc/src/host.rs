@@ -1,4 +1,4 @@
-//! The host's side of a communicator: one rank.
+//! The host's side of a communicator: one rank, or several that have one connection.
 //!
 //! A [`HostWorker`] says what to post and takes what completes; it knows no device. The same code
 //! drives an endpoint in a simulation and a queue pair of a real device:
@@ -16,6 +16,10 @@
 //! A collective ends when all results have come *and* all that was sent is acknowledged: only then
 //! do the buffers belong to the caller again.
 //!
+//! A host with several ranks ([`HostWorker::of_ranks`]) has contributed for them what it sends, and gets what any of them
+//! is to get. Its source and destination are laid out as the whole vector of the call is, of which it uses what is of its
+//! ranks.
+//!
 //! A vector that fits a packet is copied behind the descriptor ([`Command::Load`]), and its result from the
 //! message that brings it ([`Command::Deliver`]). No remote reads or writes the caller's memory then.
 
@@ -32,6 +36,7 @@ use crate::descriptor::{DESCRIPTOR_BYTES, Descriptor};
 use crate::error::{CollectiveError, StartError};
 use crate::kernels::Kernel;
 use crate::layout::{Cut, Layout};
+use crate::ranks::Ranks;
 use crate::spec::{MAX_SEGMENT_BYTES, MAX_WINDOW};
 use crate::{Collective, CollectiveCall, Mode};
 
@@ -64,7 +69,7 @@ pub struct HostConfig {
     pub control_key: u32,
     /// Its address.
     pub control_address: u64,
-    /// Which one this is.
+    /// Which one this is; of several, the lowest.
     pub rank: u32,
     /// How many there are.
     pub world: u32,
@@ -129,10 +134,12 @@ struct Running {
     result_at: Option<usize>,
 }
 
-/// One rank of a communicator.
+/// One rank of a communicator, or those of a host.
 #[derive(Debug)]
 pub struct HostWorker {
     config: HostConfig,
+    /// The ranks of a host that has several.
+    ranks: Option<Ranks>,
     cut: Cut,
     /// Collectives started here.
     sequence: u64,
@@ -190,6 +197,7 @@ impl HostWorker {
         }
         Ok(Self {
             config,
+            ranks: None,
             cut: Cut::new(world, segment_bytes, path_mtu),
             sequence: 0,
             number: 0,
@@ -204,6 +212,47 @@ impl HostWorker {
             outcome: None,
             failed: None,
         })
+    }
+
+    /// For all of these ranks, of which the configuration has the lowest. Of one, or none, it is [`HostWorker::new`].
+    pub fn of_ranks(config: HostConfig, ranks: Ranks) -> Result<Self, HostConfigError> {
+        debug_assert!(ranks.is_empty() || ranks.first() == Some(config.rank), "{ranks:?}");
+        let ranks = Some(ranks).filter(|ranks| ranks.len() > 1);
+        Ok(Self { ranks, ..Self::new(config)? })
+    }
+
+    /// Where in the source the bytes of a segment are, if they are sent from here.
+    fn source_offset(&self, layout: &Layout, segment: u64) -> Option<u64> {
+        match &self.ranks {
+            None => layout.source_offset(segment, self.config.rank),
+            Some(ranks) => layout.source_offset_of(segment, ranks),
+        }
+    }
+
+    /// Where in the destination the result of a segment goes, if it comes here.
+    fn target_offset(&self, layout: &Layout, segment: u64) -> Option<u64> {
+        match &self.ranks {
+            None => layout.target_offset(segment, self.config.rank),
+            Some(ranks) => layout.target_offset_of(segment, ranks),
+        }
+    }
+
+    /// Bytes that travel with the descriptor.
+    fn small_source(&self, layout: &Layout) -> usize {
+        let range = match &self.ranks {
+            None => layout.small_source(self.config.rank),
+            Some(ranks) => layout.small_source_of(ranks),
+        };
+        range.len()
+    }
+
+    /// Bytes that come with the answer to it.
+    fn small_target(&self, layout: &Layout) -> usize {
+        let range = match &self.ranks {
+            None => layout.small_target(self.config.rank),
+            Some(ranks) => layout.small_target_of(ranks),
+        };
+        range.len()
     }
 
     /// How many send requests the queue pair must hold: a descriptor, a window of segments, and as
@@ -336,8 +385,7 @@ impl HostWorker {
             self.running = Some(Running { stored: true, ..running });
             return Some(Command::Store(descriptor.to_bytes()));
         }
-        let HostConfig { rank, .. } = self.config;
-        let vector = running.layout.small_source(rank).len();
+        let vector = self.small_source(&running.layout);
         if !running.loaded && vector > 0 {
             self.running = Some(Running { loaded: true, ..running });
             let Running { call, .. } = running;
@@ -349,7 +397,7 @@ impl HostWorker {
             self.finish();
             let Running { call, layout, .. } = running;
             let (key, address) = (call.destination_key, call.destination_address);
-            let length = layout.small_target(rank).len() as u32;
+            let length = self.small_target(&layout) as u32;
             return Some(Command::Deliver { offset, to: Piece { key, address, length } });
         }
         if self.sends >= self.required_send_requests() {
@@ -369,7 +417,7 @@ impl HostWorker {
         let Running { call, layout, .. } = running;
         let limit = layout.end().min(self.results + u64::from(self.config.window));
         if self.sent < limit
-            && let Some(offset) = layout.source_offset(self.sent, self.config.rank)
+            && let Some(offset) = self.source_offset(&layout, self.sent)
         {
             let segment = self.sent;
             self.sent += 1;
@@ -416,7 +464,7 @@ impl HostWorker {
             && let Some(number) = (self.posted - first).checked_sub(1)
             && layout.first() + number < layout.end()
             && let segment = layout.first() + number
-            && let Some(offset) = layout.target_offset(segment, self.config.rank)
+            && let Some(offset) = self.target_offset(&layout, segment)
         {
             let length = layout.place(segment).length;
             let address = call.destination_address + offset;
@@ -428,7 +476,10 @@ impl HostWorker {
     /// Up to which segment it is to be said now that there is nothing of this rank. Not for each one alone,
     /// unless the next is not of that kind.
     fn next_credit(&self, layout: &Layout, limit: u64) -> Option<u64> {
-        let next = layout.next_source(self.sent, self.config.rank);
+        let next = match &self.ranks {
+            None => layout.next_source(self.sent, self.config.rank),
+            Some(ranks) => layout.next_source_of(self.sent, ranks),
+        };
         let end = next.min(limit);
         if end <= self.sent {
             return None;
@@ -493,14 +544,14 @@ impl HostWorker {
                 const OUT_OF_TURN: CollectiveError =
                     CollectiveError::Protocol("it agreed out of turn");
                 let expected = Answer::agreed(self.sequence.wrapping_sub(1));
-                let running = self.running.as_mut().filter(|running| !running.agreed);
+                let running = self.running.filter(|running| !running.agreed);
                 let running = running.filter(|_| answer == expected).ok_or(OUT_OF_TURN)?;
-                let length = running.layout.small_target(self.config.rank).len();
+                let length = self.small_target(&running.layout);
                 if completion.length as usize != length {
                     return Err(CollectiveError::Protocol("it agreed with the wrong length"));
                 }
-                running.agreed = true;
-                running.result_at = (length > 0).then_some(message_at);
+                let result_at = (length > 0).then_some(message_at);
+                self.running = Some(Running { agreed: true, result_at, ..running });
                 Ok(())
             }
             (Answer::Result(_), _) => {
@@ -515,7 +566,7 @@ impl HostWorker {
                     return Err(OUT_OF_TURN);
                 }
                 let layout = &running.layout;
-                let right = match layout.target_offset(self.results, self.config.rank) {
+                let right = match self.target_offset(layout, self.results) {
                     None => completion.length == 0,
                     // The last part of the segment: the switch passes it on as it becomes complete.
                     Some(_) if write => {

@@ -178,13 +178,13 @@ impl Layout {
         }
     }
 
-    /// As [`Layout::small_source`], of a switch with these ranks below: all or nothing.
+    /// As [`Layout::small_source`], of a switch with these ranks below, or a host with several ranks: all or nothing.
     pub(crate) fn small_source_of(&self, ranks: &Ranks) -> Range<usize> {
         let none = self.collective == Collective::Broadcast && !ranks.contains(self.root);
         0..if none { 0 } else { self.small_bytes() }
     }
 
-    /// As [`Layout::small_target`], of a switch with these ranks below: all or nothing.
+    /// As [`Layout::small_target`], of a switch with these ranks below, or a host with several ranks: all or nothing.
     pub(crate) fn small_target_of(&self, ranks: &Ranks) -> Range<usize> {
         let none = self.collective == Collective::Reduce && !ranks.contains(self.root);
         0..if none { 0 } else { self.small_bytes() }
@@ -246,6 +246,32 @@ impl Layout {
         let place = self.place(segment);
         let own_only = self.collective == Collective::ReduceScatter;
         place.targets.is(rank).then_some(if own_only { place.offset } else { place.start })
+    }
+
+    /// As [`Layout::source_offset`], of a host with several ranks: what it has is laid out as the whole vector is.
+    pub(crate) fn source_offset_of(&self, segment: u64, ranks: &Ranks) -> Option<u64> {
+        let place = self.place(segment);
+        place.sources.among(ranks).then_some(place.start)
+    }
+
+    /// As [`Layout::next_source`], of a host with several ranks.
+    pub(crate) fn next_source_of(&self, segment: u64, ranks: &Ranks) -> u64 {
+        match self.collective {
+            Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter => segment,
+            Collective::Broadcast if ranks.contains(self.root) => segment,
+            Collective::AllGather => {
+                let at = |rank: u32| self.first + u64::from(rank) * self.segments_per_part;
+                let next = ranks.ranges().iter().find(|range| segment < at(range.end));
+                next.map_or(self.end(), |range| segment.max(at(range.start)))
+            }
+            Collective::Broadcast | Collective::Barrier => self.end(),
+        }
+    }
+
+    /// As [`Layout::target_offset`], of a host with several ranks: what it gets is laid out as the whole vector is.
+    pub(crate) fn target_offset_of(&self, segment: u64, ranks: &Ranks) -> Option<u64> {
+        let place = self.place(segment);
+        place.targets.among(ranks).then_some(place.start)
     }
 
     /// Whether the result of a segment goes to where the rank says with its own bytes of that segment; if
@@ -369,6 +395,21 @@ mod tests {
         );
         assert_eq!((scatter.target_offset(5, 2), scatter.target_offset(5, 1)), (Some(16), None));
         assert_eq!(gather.bytes(), 60);
+        // A host with ranks 0 and 2 has both parts where they are in the whole vector.
+        let ranks: Ranks = [0, 2].into_iter().collect();
+        let sources = [0, 1, 2, 4, 5].map(|it| gather.source_offset_of(it, &ranks));
+        assert_eq!(sources, [Some(0), Some(16), None, Some(40), Some(56)]);
+        let targets = [0, 2, 3, 5].map(|it| scatter.target_offset_of(it, &ranks));
+        assert_eq!(targets, [Some(0), None, None, Some(56)]);
+        for layout in [gather, scatter, layout(Collective::Broadcast, 20, 3)] {
+            for ranks in [&ranks, &[0, 1].into_iter().collect(), &[1].into_iter().collect()] {
+                for segment in layout.first()..layout.end() {
+                    let has = |&it: &u64| layout.source_offset_of(it, ranks).is_some();
+                    let next = (segment..layout.end()).find(has).unwrap_or(layout.end());
+                    assert_eq!(layout.next_source_of(segment, ranks), next, "{layout:?} {ranks:?}");
+                }
+            }
+        }
         for layout in [gather, scatter, layout(Collective::Broadcast, 20, 3)] {
             for rank in 0..3 {
                 for segment in layout.first()..layout.end() {

@@ -29,10 +29,10 @@ const QUEUE_BYTES_PER_REQUEST: u64 = 256;
 /// The most ranks of a communicator.
 pub const MAX_WORLD: u32 = 65_536;
 
-/// A child of a node: a host, or a switch with all hosts below it.
+/// A child of a node: a host, which may have several ranks, or a switch with all hosts below it.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct ChildSpec {
-    /// The ranks below it: of a host one. No rank is below two children.
+    /// The ranks below it: of a host its own. No rank is below two children.
     pub ranks: Ranks,
     /// Its address.
     pub address: IpAddr,
@@ -121,9 +121,9 @@ pub enum SpecError {
     /// Two children with one rank.
     #[error("rank {0} occurs twice")]
     DuplicateRank(u32),
-    /// A child without ranks, or a host with several.
-    #[error("a child has {0} ranks: a host has one, and a switch has those of the hosts below it")]
-    Ranks(u64),
+    /// A child without ranks.
+    #[error("a child has no ranks: a host has its own, and a switch those of the hosts below it")]
+    NoRanks,
     /// More ranks than there may be, or fewer than are below this node.
     #[error(
         "a world of {world} ranks is no good: 1 to {MAX_WORLD}, no fewer than the {below} below the switch, and all of them below the root"
@@ -134,8 +134,8 @@ pub enum SpecError {
         /// How many are below the node.
         below: u64,
     },
-    /// A node with others, whose hosts send no descriptors.
-    #[error("a communicator without descriptors has one switch, and hosts below it")]
+    /// A node with others, or with several ranks of a host, whose hosts send no descriptors.
+    #[error("a communicator without descriptors has one switch, and hosts of one rank below it")]
     Plain,
     /// The window is out of range.
     #[error("a window of {0} segments is out of range: 1 to {MAX_WINDOW}")]
@@ -176,7 +176,8 @@ impl CommunicatorSpec {
         if self.children.is_empty() || self.children.len() > MAX_CHILDREN {
             return Err(SpecError::FanIn(self.children.len()));
         }
-        let has_others = self.has_parent || self.children.iter().any(|child| child.is_switch);
+        let is_one = |child: &ChildSpec| !child.is_switch && child.ranks.len() <= 1;
+        let has_others = self.has_parent || !self.children.iter().all(is_one);
         if self.options.plain && has_others {
             return Err(SpecError::Plain);
         }
@@ -185,12 +186,8 @@ impl CommunicatorSpec {
         let mut ranges: Vec<_> =
             self.children.iter().flat_map(|child| child.ranks.ranges()).collect();
         ranges.sort_unstable_by_key(|range| range.start);
-        let bad = |child: &&ChildSpec| match child.ranks.len() {
-            0 => true,
-            ranks => ranks > 1 && !child.is_switch,
-        };
-        if let Some(child) = self.children.iter().find(bad) {
-            return Err(SpecError::Ranks(child.ranks.len()));
+        if self.children.iter().any(|child| child.ranks.is_empty()) {
+            return Err(SpecError::NoRanks);
         }
         if let Some(pair) = ranges.windows(2).find(|pair| pair[1].start < pair[0].end) {
             return Err(SpecError::DuplicateRank(pair[1].start));
@@ -333,11 +330,11 @@ mod tests {
     }
 
     #[test]
-    fn a_host_has_one_rank_and_a_switch_has_some_and_no_two_children_one() {
+    fn hosts_and_switches_have_ranks_and_no_two_children_one() {
         for (ranks, is_switch, error) in [
-            (0..0, true, Some(SpecError::Ranks(0))),
-            (0..0, false, Some(SpecError::Ranks(0))),
-            (1..3, false, Some(SpecError::Ranks(2))),
+            (0..0, true, Some(SpecError::NoRanks)),
+            (0..0, false, Some(SpecError::NoRanks)),
+            (1..3, false, None),
             (1..2, false, None),
             (1..2, true, None),
             (0..3, true, Some(SpecError::DuplicateRank(0))),
@@ -359,6 +356,8 @@ mod tests {
         assert_eq!(of(2, &hosts, false), Ok(()));
         assert_eq!(of(2, &hosts, true), Err(SpecError::Plain));
         assert_eq!(of(3, &spec(false).children, false), Err(SpecError::Plain));
+        let several = vec![child(Ranks::one(0), false), child((1..3_u32).collect(), false)];
+        assert_eq!(of(3, &several, false), Err(SpecError::Plain));
     }
 
     #[test]

@@ -23,6 +23,8 @@ pub(crate) struct Child {
     pub(crate) rank: u32,
     pub(super) ranks: Ranks,
     pub(super) is_switch: bool,
+    /// Its vectors are laid out as the whole one: of a switch, and of a host with several ranks.
+    pub(super) is_whole: bool,
     pub(crate) domain: ProtectionDomainId,
     /// Known once the queue pair exists.
     pub(crate) qpn: Qpn,
@@ -65,6 +67,7 @@ impl Child {
     ) -> Self {
         Self {
             rank: ranks.first().unwrap_or_default(),
+            is_whole: is_switch || ranks.len() > 1,
             ranks,
             is_switch,
             domain,
@@ -364,7 +367,11 @@ impl Child {
             let target = self.targets[(segment % self.targets.len() as u64) as usize];
             return (target.address, target.key);
         }
-        let offset = layout.target_offset(segment, self.rank).unwrap_or_default();
+        let offset = match self.is_whole {
+            true => layout.target_offset_of(segment, &self.ranks),
+            false => layout.target_offset(segment, self.rank),
+        };
+        let offset = offset.unwrap_or_default();
         (descriptor.destination_address.wrapping_add(offset), descriptor.destination_key)
     }
 }

@@ -20,7 +20,7 @@ use crate::layout::Layout;
 impl Child {
     /// What of a whole vector it sends with its descriptor.
     pub(super) fn small_source(&self, layout: &Layout) -> Range<usize> {
-        if self.is_switch {
+        if self.is_whole {
             layout.small_source_of(&self.ranks)
         } else {
             layout.small_source(self.rank)
@@ -29,7 +29,7 @@ impl Child {
 
     /// What of a whole vector it gets with the answer.
     pub(super) fn small_target(&self, layout: &Layout) -> Range<usize> {
-        if self.is_switch {
+        if self.is_whole {
             layout.small_target_of(&self.ranks)
         } else {
             layout.small_target(self.rank)
@@ -101,7 +101,7 @@ impl Communicator {
                     }
                     for ranks in child.ranks.ranges() {
                         let part = layout.small_part(ranks.clone());
-                        let from = if child.is_switch { part.start } else { 0 };
+                        let from = if child.is_whole { part.start } else { 0 };
                         vector[part.clone()].copy_from_slice(&payload[from..from + part.len()]);
                     }
                 }
