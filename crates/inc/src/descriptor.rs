@@ -20,6 +20,9 @@
 //! ([`Stripe`]); count and destination are of all. Otherwise tree and number of trees are 0. The sequence counts the
 //! communicator's calls on all trees, so there are gaps on one of several.
 //!
+//! With tree 0 of 255 there is nothing of the vector on any tree ([`Stripe::NONE`]): the ranks agree on the call, which
+//! hosts with several ranks then do in parts, each a call of its own.
+//!
 //! All fields are little-endian, as the elements are. The switch compares the descriptors of all
 //! ranks before it answers anyone, so ranks that disagree on what they compute learn it.
 
@@ -218,6 +221,7 @@ impl Descriptor {
         }
         let stripe = match (bytes[44], bytes[45]) {
             (0, 0) => Some(Stripe::WHOLE),
+            (0, u8::MAX) => Some(Stripe::NONE),
             // There is one way to write each.
             (tree, trees) => Stripe::new(tree, trees).filter(|_| trees > 1),
         };
@@ -332,6 +336,11 @@ mod tests {
         let striped = Descriptor { stripe: Stripe::new(2, 3).unwrap(), ..EXAMPLE };
         assert_eq!(striped.to_bytes(), wanted);
         assert_eq!(Descriptor::parse(&wanted), Ok(striped));
+        wanted[44..46].copy_from_slice(&[0, 255]);
+        let none = Descriptor { stripe: Stripe::NONE, ..EXAMPLE };
+        assert_eq!((none.to_bytes(), Descriptor::parse(&wanted)), (wanted, Ok(none)));
+        wanted[44] = 1;
+        assert_eq!(Descriptor::parse(&wanted), Err(DescriptorError::Stripe(1, 255)));
         assert_eq!(Descriptor::parse(&wanted[..47]), Err(DescriptorError::Length(47)));
         assert_eq!(Descriptor::parse(&[0; 49]), Err(DescriptorError::Length(49)));
     }

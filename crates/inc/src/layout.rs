@@ -352,6 +352,9 @@ mod tests {
         assert_eq!((reduce.small_bytes(), reduce.small_source(0)), (0, 0..0));
         let none = of(Collective::AllGather, 1, 0);
         assert_eq!((none.end(), none.bytes(), none.small_target(1)), (100, 0, 0..0));
+        let agreement = Descriptor { stripe: Stripe::NONE, ..descriptor(Collective::AllReduce, 9) };
+        let agreement = Layout::new(&agreement, &cut, 100);
+        assert_eq!((agreement.end(), agreement.bytes(), agreement.small_bytes()), (100, 0, 0));
     }
 
     #[test]

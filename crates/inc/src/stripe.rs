@@ -27,6 +27,9 @@ impl Stripe {
     /// All of it.
     pub const WHOLE: Self = Self { tree: 0, trees: 1 };
 
+    /// None of it: the ranks agree on the call, and nothing else happens. The vector follows in calls of its parts.
+    pub const NONE: Self = Self { tree: 0, trees: u8::MAX };
+
     /// That of one of so many trees; `None` when they are more than [`MAX_TREES`] or there is no such tree.
     pub const fn new(tree: u8, trees: u8) -> Option<Self> {
         match tree < trees && trees as usize <= MAX_TREES {
@@ -45,8 +48,16 @@ impl Stripe {
         self.trees
     }
 
+    /// Whether it is [`Stripe::NONE`].
+    pub const fn is_none(self) -> bool {
+        self.trees == Self::NONE.trees
+    }
+
     /// Which of so many elements are in it. There are at most 2^48, which eight times fits.
     pub const fn elements(self, count: u64) -> Range<u64> {
+        if self.is_none() {
+            return 0..0;
+        }
         let (tree, trees) = (self.tree as u64, self.trees as u64);
         count * tree / trees..count * (tree + 1) / trees
     }
@@ -59,6 +70,9 @@ impl Stripe {
         tree: u8,
         trees: u8,
     ) -> Option<Self> {
+        if call.stripe.is_none() {
+            return if number % trees as u64 == tree as u64 { Some(Self::NONE) } else { None };
+        }
         let parts = match call.collective {
             Collective::ReduceScatter | Collective::AllGather => world as u64,
             Collective::Barrier => 0,
@@ -137,5 +151,11 @@ mod tests {
         assert_eq!(trees_of(&call(Collective::AllGather, 2047), 1, 2), [1]);
         assert_eq!(trees_of(&call(Collective::Barrier, u64::MAX), 1, 2), [1]);
         assert_eq!(trees_of(&call(Collective::ReduceScatter, u64::MAX), 1, 2), [0, 1]);
+        let agreement = CollectiveCall { stripe: Stripe::NONE, ..long };
+        for number in 0..6 {
+            assert_eq!(trees_of(&agreement, number, 3), [(number % 3) as u8]);
+        }
+        assert_eq!(Stripe::of(&agreement, 4, 5, 1, 2), Some(Stripe::NONE));
+        assert_eq!(Stripe::NONE.elements(1 << 48), 0..0);
     }
 }
