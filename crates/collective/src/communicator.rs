@@ -463,7 +463,7 @@ pub(crate) fn report(way: &Way, sender: &Sender, outcome: &Result<(), Collective
 
 /// Tells the controller that this rank cannot go on.
 pub(crate) fn give_up(way: &Way, sender: &Sender, reason: String) {
-    sender.say_last(ToController::Fail { reason: shortened(reason) });
+    sender.say_last(ToController::Fail { reason: shortened(reason), cause: None });
     // So that the name is free when the caller tries again.
     way.wait_released();
 }

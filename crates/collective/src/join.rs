@@ -608,7 +608,7 @@ impl Talk<'_> {
                 Ok((switch, happened)) => self.hosted = Some((Arc::new(switch), happened)),
                 Err(source) => {
                     let error = JoinError::Fallback { source };
-                    self.send(&ToController::Fail { reason: shortened(error.to_string()) })?;
+                    self.send(&ToController::Fail { reason: shortened(error.to_string()), cause: None })?;
                     return Err(error);
                 }
             }

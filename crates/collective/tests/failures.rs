@@ -163,7 +163,7 @@ fn a_rank_that_gives_up_is_named_with_its_reason() {
     let cluster = Cluster::start(1);
     let (mut ranks, dummy) = with_dummy(&cluster, "gives up", 2);
     let errors = errors_after(&mut ranks, || {
-        dummy.say(&ToController::Fail { reason: "tired".to_owned() });
+        dummy.say(&ToController::Fail { reason: "tired".to_owned(), cause: None });
     });
     let detail = "it gave up: tired".to_owned();
     assert_eq!(errors, [CollectiveError::PeerLost { rank: 1, detail }]);

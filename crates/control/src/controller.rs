@@ -430,7 +430,7 @@ impl Daemon {
             ToController::Report { communicator, report } => {
                 tracing::warn!(communicator, ?report, "a switch reports");
             }
-            ToController::Fail { reason } => tracing::warn!(?peer, reason, "a host gives up"),
+            ToController::Fail { reason, .. } => tracing::warn!(?peer, reason, "a host gives up"),
             message => tracing::debug!(?peer, ?message, "received"),
         }
     }

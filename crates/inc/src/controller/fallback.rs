@@ -146,12 +146,12 @@ impl Controller {
     /// The hosts of a full group take the place of switches, for this reason.
     pub(super) fn fall_back(&mut self, id: GroupId, reason: &str) {
         let Some(group) = self.groups.get_mut(&id) else { return };
-        let addresses = group.members.values().map(|member| 1 + member.more_addresses.len());
+        let addresses = group.wired().map(|(_, member)| 1 + member.more_addresses.len());
         let addresses = addresses.min().unwrap_or(1) as u32;
         // Roots are on hosts in this order. Ranks of one address share its link, so those of others come first.
         let mut of_address: HashMap<IpAddr, u32> = HashMap::new();
         let mut order: Vec<(u32, u32)> = Vec::with_capacity(group.members.len());
-        for (&rank, member) in &group.members {
+        for (rank, member) in group.wired() {
             let before = of_address.entry(member.address).or_default();
             order.push((*before, rank));
             *before += 1;
@@ -197,17 +197,18 @@ impl Controller {
         let willing: Vec<SwitchId> = fallback.switches.iter().filter(willing).copied().collect();
         let mut nodes: HashMap<SwitchId, usize> = HashMap::new();
         let mut trees = Vec::new();
-        for number in 0..MAX_TREES.min(group.world as usize) {
-            let members = group.members.values();
+        let wired = group.wired().count();
+        for number in 0..MAX_TREES.min(wired) {
+            let members = group.wired();
             let hosts: Vec<IpAddr> =
-                members.filter_map(|member| group.address_of(member, number)).collect();
+                members.filter_map(|(_, member)| group.address_of(member, number)).collect();
             let candidate = |&switch: &SwitchId| {
                 let communicators = nodes.get(&switch).copied().unwrap_or_default();
                 Candidate { switch, communicators, free: usize::MAX }
             };
             let candidates: Vec<Candidate> = willing.iter().map(candidate).collect();
             let options = PlanOptions { fan_in: self.config.fan_in, hosts: &hosts };
-            let tree = Tree::plan(group.world, &candidates, &options).map_err(|error| {
+            let tree = Tree::plan(wired as u32, &candidates, &options).map_err(|error| {
                 let hosts = Some(format!("none of them serves: {error}"));
                 Refusal::NoSwitch { group: group.name.clone(), hosts }
             })?;
@@ -216,7 +217,7 @@ impl Controller {
             }
             trees.push(tree);
         }
-        Ok(Forest::new(trees))
+        Ok(group.forest(trees))
     }
 
     /// Where a host in the place of a switch is lost, its rank is.

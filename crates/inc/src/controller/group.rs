@@ -16,6 +16,7 @@ use crate::protocol::{
     AbortReason, Awaited, FallbackOffer, FromController, GroupIdentity, RankList, Refusal,
     SameMachine, SwitchEdge, SwitchUplink,
 };
+use crate::ranks::Ranks;
 use crate::spec::{CommunicatorOptions, reproducible_segment_bytes};
 use crate::topology::LinkIndex;
 
@@ -87,6 +88,8 @@ pub(super) struct Group {
     pub(super) patience: BTreeMap<u32, Instant>,
     /// Ranks that have come and given up, some of them.
     pub(super) lapsed: BTreeSet<u32>,
+    /// Those of each host, by the lowest, which is connected to switches for all of them. None where hosts have one rank.
+    pub(super) hosts: BTreeMap<u32, Ranks>,
     /// Known once switches were found.
     pub(super) trees: Option<Forest>,
     /// The links of the topology that the trees use: one that several use is there several times.
@@ -97,7 +100,7 @@ pub(super) struct Group {
     pub(super) refused: BTreeSet<SwitchId>,
     /// One for each of the trees', once all ranks have connected.
     pub(super) nodes: Vec<Node>,
-    /// How many ranks have connected.
+    /// How many ranks have connected, of those that do.
     pub(super) connected: u32,
     /// The smallest of those that have.
     pub(super) path_mtu: Mtu,
@@ -172,6 +175,7 @@ impl Group {
             deadline: Some(deadline),
             patience: BTreeMap::new(),
             lapsed: BTreeSet::new(),
+            hosts: BTreeMap::new(),
             trees: None,
             links: Vec::new(),
             missing: None,
@@ -197,6 +201,17 @@ impl Group {
 
     pub(super) fn is_full(&self) -> bool {
         self.members.len() == self.world as usize
+    }
+
+    /// Whether a rank is connected to switches.
+    pub(super) fn is_wired(&self, rank: u32) -> bool {
+        self.hosts.is_empty() || self.hosts.contains_key(&rank)
+    }
+
+    /// The ranks that are connected to switches, in their order.
+    pub(super) fn wired(&self) -> impl Iterator<Item = (u32, &Member)> {
+        let all = self.members.iter().map(|(&rank, member)| (rank, member));
+        all.filter(|&(rank, _)| self.is_wired(rank))
     }
 
     /// Whether it is on a switch, or about to be.
@@ -301,8 +316,8 @@ impl Group {
             };
         }
         if self.nodes.is_empty() {
-            let unconnected = self.members.iter().filter(|(_, member)| member.ends.is_empty());
-            return Awaited::Connections { ranks: unconnected.map(|(&rank, _)| rank).collect() };
+            let unconnected = self.wired().filter(|(_, member)| member.ends.is_empty());
+            return Awaited::Connections { ranks: unconnected.map(|(rank, _)| rank).collect() };
         }
         Awaited::Communicator { switch: switch.unwrap_or_default().to_owned() }
     }

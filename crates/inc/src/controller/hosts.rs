@@ -165,6 +165,7 @@ impl Controller {
     ) {
         let Some(group) = self.groups.get_mut(&id) else { return };
         let planned = group.trees.as_ref().is_some_and(|trees| trees.trees() == ends.len());
+        let planned = planned && group.is_wired(rank);
         let member = group.members.get_mut(&rank);
         let member = member.filter(|member| planned && member.ends.is_empty());
         let Some(member) = member else {
@@ -175,7 +176,7 @@ impl Controller {
         member.ends = ends;
         group.connected += 1;
         group.path_mtu = group.path_mtu.min(path_mtu);
-        if group.connected == group.world {
+        if group.connected as usize == group.wired().count() {
             self.begin(id);
         }
     }

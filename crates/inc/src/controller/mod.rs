@@ -443,7 +443,12 @@ impl Controller {
             (Role::Host { group, rank }, ToController::Leave { collectives }) => {
                 self.leave(group, rank, collectives);
             }
-            (Role::Host { .. }, ToController::Fail { reason }) => {
+            (Role::Host { group, rank }, ToController::Fail { cause: Some(cause), .. })
+                if self.may_blame(group, rank, &cause) =>
+            {
+                self.end_group(group, &End::Aborted(cause.shortened()));
+            }
+            (Role::Host { .. }, ToController::Fail { reason, .. }) => {
                 let term = self.term_to(connection);
                 self.lose(connection, &shortened(format!("it gave up: {reason}")), Loss::ForEver);
                 // It comes back until it hears that this has arrived.
@@ -706,6 +711,8 @@ impl Controller {
         {
             self.remember(group.identity, Some(reason.clone()));
         }
+        // A rank may have found it, and not a node.
+        let of_node = group.nodes.is_empty() || group.nodes.iter().any(|it| it.step == Step::Gone);
         let mut elsewhere = group.nodes_elsewhere();
         elsewhere.extend(self.held_elsewhere(group.identity));
         self.end_nodes(&group, |communicator| match *end {
@@ -717,7 +724,7 @@ impl Controller {
                 AbortReason::Mismatch { .. }
                 | AbortReason::Violation { .. }
                 | AbortReason::Overdue { .. },
-            ) if group.ready && !elsewhere.contains(&communicator) => None,
+            ) if group.ready && of_node && !elsewhere.contains(&communicator) => None,
             _ => Some(FromController::DestroyCommunicator { communicator }),
         });
         self.forget_hosts_switches(&group);

@@ -202,6 +202,7 @@ impl Controller {
                     psn,
                     path_mtu: group.path_mtu,
                     more: Vec::new(),
+                    ranks: group.hosts.get(&rank).cloned().unwrap_or_default(),
                 };
                 plans.insert(rank, plan);
             }
@@ -217,6 +218,7 @@ impl Controller {
                 self.tell_controllers(connection);
             }
         }
+        self.share_hosts(id);
         self.report_ready(id);
     }
 

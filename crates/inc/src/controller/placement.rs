@@ -91,7 +91,7 @@ impl Controller {
             let serves = switches.get(rank as usize).is_some_and(|it| servers.contains(it));
             Some(HostsTrees { reason: reason.clone(), serves, addresses: *addresses })
         };
-        for (&rank, member) in &group.members {
+        for (rank, member) in group.wired() {
             let leaf_address = |tree| {
                 let switch = self.switches.get(&trees.leaf_of(tree, rank)?.switch);
                 switch.map(|switch| switch.address)
@@ -184,10 +184,10 @@ impl Controller {
         for stored in self.records.unclaimed.values() {
             stored.links.iter().for_each(|&link| users[link] += 1);
         }
-        let addresses = group.members.values().map(|member| 1 + member.more_addresses.len());
+        let addresses = group.wired().map(|(_, member)| 1 + member.more_addresses.len());
         let (mut trees, mut links) = (Vec::new(), Vec::new());
         for number in 0..addresses.min().unwrap_or(1) {
-            let hosts = group.members.values().filter_map(|member| member.address_of(number));
+            let hosts = group.wired().filter_map(|(_, member)| member.address_of(number));
             let hosts: Vec<IpAddr> = hosts.collect();
             let (tree, its_links) = match self.choose_one(group, &hosts, &taken, &users, number) {
                 Ok(choice) => choice,
@@ -204,10 +204,10 @@ impl Controller {
             trees.push(tree);
             links.extend(its_links);
         }
-        Ok((Forest::new(trees), links))
+        Ok((group.forest(trees), links))
     }
 
-    /// One tree, for the ranks' addresses with this number.
+    /// One tree, for the addresses with this number of the ranks that are connected to it.
     fn choose_one(
         &self,
         group: &Group,
@@ -261,11 +261,11 @@ impl Controller {
             Candidate { switch: state.switch, communicators: state.nodes, free }
         };
         let mut candidates: Vec<Candidate> = states.iter().map(candidate).collect();
-        let mut tree = Tree::plan(group.world, &candidates, &options);
+        let mut tree = Tree::plan(hosts.len() as u32, &candidates, &options);
         if tree.is_err() && group.refused.is_empty() && number == 0 {
             // They say themselves what they lack.
             candidates.iter_mut().for_each(|candidate| candidate.free = usize::MAX);
-            tree = Tree::plan(group.world, &candidates, &options);
+            tree = Tree::plan(hosts.len() as u32, &candidates, &options);
         }
         tree.map(|tree| (tree, Vec::new())).map_err(|_| NoTree::Yet(None))
     }

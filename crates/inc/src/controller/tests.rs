@@ -71,6 +71,7 @@ fn a_group_goes_from_idle_to_ready_and_back() {
         psn: Psn::new(601),
         path_mtu: Mtu::B1024,
         more: Vec::new(),
+        ranks: Ranks::default(),
     };
     assert_eq!(world.heard(b), [FromController::Plan(plan)]);
 
@@ -362,7 +363,7 @@ fn a_host_that_gives_up_is_named_with_its_reason() {
     let mut world = World::new();
     world.switch(SWITCH, "s", 1);
     let (hosts, _) = world.ready(20, "g", 2);
-    world.say(hosts[0], ToController::Fail { reason: "x".repeat(5000) });
+    world.say(hosts[0], ToController::Fail { reason: "x".repeat(5000), cause: None });
     let heard = world.heard(hosts[1]);
     let [FromController::Abort { reason: AbortReason::PeerLost { rank: 0, detail } }] = &heard[..]
     else {

@@ -117,6 +117,10 @@ pub enum ToController {
     Fail {
         /// Why.
         reason: String,
+        /// What is wrong with a rank of its machine, if it is that: then this ends the communicator, and not that the
+        /// host gives up.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        cause: Option<AbortReason>,
     },
     /// Host: the switch that I am connected to answers no longer on the data network.
     SwitchLost {
@@ -238,7 +242,7 @@ pub enum FromController {
     /// To a host: connect to the switch; the communicator is ready.
     Plan(Plan),
     /// To a host, in place of [`FromController::GroupReady`]: all ranks are of one machine, and the communicator is
-    /// ready without a switch.
+    /// ready without a switch; or another rank of its machine is on the wire for it, and the communicator is ready.
     SharedMemory(SharedMemoryPlan),
     /// To a host: another rank has left.
     Left {
@@ -427,8 +431,11 @@ pub struct SharedMemoryPlan {
     pub communicator: u64,
     /// The group that it is made for.
     pub group: GroupIdentity,
-    /// Where rank 0 gives the memory.
+    /// Where the lowest rank of the machine gives the memory.
     pub socket: String,
+    /// Those of the machine, where there are several machines.
+    #[serde(default, skip_serializing_if = "Ranks::is_empty", with = "fields::ranks")]
+    pub ranks: Ranks,
 }
 
 /// A host's end of the plan.
@@ -454,6 +461,10 @@ pub struct Plan {
     /// The same of further trees.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub more: Vec<PlannedTree>,
+    /// Where some machine has several ranks: those of this host's, of which it is the lowest. It is on the wire for all of
+    /// them, and gives them memory to share.
+    #[serde(default, skip_serializing_if = "Ranks::is_empty", with = "fields::ranks")]
+    pub ranks: Ranks,
 }
 
 /// A host's end of a further tree.
@@ -491,7 +502,7 @@ const fn is_first(tree: &u8) -> bool {
 /// A host or a node below, as the switch needs to know it.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct SwitchChild {
-    /// The ranks below it, of a host its own.
+    /// The ranks below it, of a host its own: one, or those of its machine.
     #[serde(with = "fields::ranks")]
     pub ranks: Ranks,
     /// Whether it is a node of the tree, and not a host.
@@ -648,7 +659,7 @@ mod tests {
     #[test]
     fn commands_carry_their_term() {
         let command = Commanded { term: 7, message: FromController::Registered };
-        let text = r#"{"version":7,"term":7,"type":"registered"}"#;
+        let text = r#"{"version":8,"term":7,"type":"registered"}"#;
         assert_eq!(&encode(&command).unwrap()[4..], text.as_bytes());
         // One without is no command.
         let mut decoder = FrameDecoder::new();
@@ -690,11 +701,11 @@ mod tests {
             edges: vec![SwitchEdge { rank: 3, qpn, psn }],
             uplink: Some(SwitchUplink { qpn, psn }),
         };
-        let text = r#"{"version":7,"type":"communicator_created","communicator":9,"edges":[{"rank":3,"qpn":17,"psn":5}],"uplink":{"qpn":17,"psn":5}}"#;
+        let text = r#"{"version":8,"type":"communicator_created","communicator":9,"edges":[{"rank":3,"qpn":17,"psn":5}],"uplink":{"qpn":17,"psn":5}}"#;
         assert_eq!(&encode(&created).unwrap()[4..], text.as_bytes());
         let address = IpAddr::from([127, 0, 0, 1]);
         let connect = FromController::ConnectParent { communicator: 9, address, qpn, psn };
-        let text = r#"{"version":7,"type":"connect_parent","communicator":9,"address":"127.0.0.1","qpn":17,"psn":5}"#;
+        let text = r#"{"version":8,"type":"connect_parent","communicator":9,"address":"127.0.0.1","qpn":17,"psn":5}"#;
         assert_eq!(&encode(&connect).unwrap()[4..], text.as_bytes());
     }
 }

@@ -26,7 +26,9 @@
 //! Hosts with several addresses may have a tree for each: one `GroupReady`, `Connect` and `Plan` is for all of them, and
 //! the nodes of each are made as above.
 //! Where all ranks of a group are of one machine and none wants the switch ([`Hello::same_machine`]), a
-//! [`FromController::SharedMemory`] takes the place of all between `Join` and `Leave`.
+//! [`FromController::SharedMemory`] takes the place of all between `Join` and `Leave`. Where they are of several machines,
+//! and some machine has several of them, the lowest of each machine goes through all of this, and its `Plan` says for
+//! whom; to the others that goes in place of the `Plan`.
 //! Where there is no switch, hosts that offered it ([`Hello::fallback`]) run switches for their own group: `GroupReady`
 //! says which ([`HostsTrees`]), and those are asked for nodes, and answer, over their own connections.
 //!

@@ -56,6 +56,19 @@ pub enum AbortReason {
     },
 }
 
+impl AbortReason {
+    /// With no more text than is sent along.
+    pub(crate) fn shortened(mut self) -> Self {
+        let (Self::PeerLost { detail, .. }
+        | Self::Mismatch { detail, .. }
+        | Self::Violation { detail, .. }
+        | Self::Overdue { detail, .. }
+        | Self::SwitchLost { detail, .. }) = &mut self;
+        *detail = super::shortened(core::mem::take(detail));
+        self
+    }
+}
+
 /// Why the controller turns a peer away.
 #[derive(Clone, Debug, Deserialize, Eq, Error, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]

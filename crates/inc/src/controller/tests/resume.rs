@@ -98,7 +98,7 @@ fn who_says_a_high_term_has_a_higher_one_for_himself_alone() {
     assert_eq!([SWITCH, liar, honest].map(|it| world.terms[&it]), [MAX_TERM, MAX_TERM - 1, 6]);
     assert_eq!((world.terms[&fresh], world.controller.term()), (1, 1));
     // Also the last that they hear.
-    world.say(honest, ToController::Fail { reason: "it has to".to_owned() });
+    world.say(honest, ToController::Fail { reason: "it has to".to_owned(), cause: None });
     assert_eq!(world.heard(honest).last(), Some(&FromController::Closed));
     world.say(
         liar,

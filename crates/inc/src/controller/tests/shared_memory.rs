@@ -67,7 +67,7 @@ fn a_rank_that_is_lost_ends_those_that_share_memory_with_it() {
     for rank in [a, b] {
         plan(&mut world, rank);
     }
-    world.say(b, ToController::Fail { reason: "no memory".to_owned() });
+    world.say(b, ToController::Fail { reason: "no memory".to_owned(), cause: None });
     let detail = "it gave up: no memory".to_owned();
     let reason = AbortReason::PeerLost { rank: 1, detail };
     assert_eq!(world.heard(a), [FromController::Abort { reason }]);
@@ -89,6 +89,118 @@ fn ranks_of_several_hosts_or_that_want_the_switch_get_it() {
         for rank in ranks {
             assert!(matches!(world.heard(rank)[..], [FromController::GroupReady { .. }]));
         }
+    }
+}
+
+/// Ranks of two hosts on their way to a communicator, and what the switch is told to make.
+fn two_hosts() -> (World, Vec<ConnectionId>, FromController) {
+    let mut world = World::new();
+    world.switch(SWITCH, "s", 1);
+    let hosts = (0..).zip(["h", "k", "k", "h"]);
+    let ranks: Vec<_> =
+        hosts.map(|(rank, host)| join(&mut world, sharing(4, rank, host))).collect();
+    let mut lowest = Vec::new();
+    for &rank in &ranks {
+        match &world.heard(rank)[..] {
+            [FromController::GroupReady { .. }] => lowest.push(rank),
+            [] => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(lowest, [ranks[0], ranks[1]], "the lowest of each host");
+    for rank in lowest {
+        let (qpn, psn, path_mtu) = (Qpn::new(50), Psn::new(6), Mtu::B1024);
+        world.say(rank, ToController::Connect { qpn, psn, path_mtu, more: Vec::new() });
+    }
+    let order = world.heard(SWITCH).pop().expect("it is to make a node");
+    (world, ranks, order)
+}
+
+/// As above, and the switch has made the node.
+fn two_ready_hosts() -> (World, Vec<ConnectionId>) {
+    let (mut world, ranks, order) = two_hosts();
+    let FromController::CreateCommunicator { communicator, world: all, children, .. } = order
+    else {
+        panic!("{order:?}")
+    };
+    let below: Vec<Vec<u32>> = children
+        .iter()
+        .map(|child| child.ranks.ranges().iter().cloned().flatten().collect())
+        .collect();
+    assert_eq!((all, below), (4, vec![vec![0, 3], vec![1, 2]]));
+    assert!(children.iter().all(|child| !child.is_switch));
+    let edge = |rank| SwitchEdge { rank, qpn: Qpn::new(70 + rank), psn: Psn::new(7) };
+    let edges = vec![edge(0), edge(1)];
+    world.say(SWITCH, ToController::CommunicatorCreated { communicator, edges, uplink: None });
+    (world, ranks)
+}
+
+#[test]
+fn of_several_hosts_the_lowest_rank_of_each_is_connected_for_the_others() {
+    let (mut world, ranks) = two_ready_hosts();
+    let mut of = Vec::new();
+    for &rank in &ranks {
+        of.push(match &world.heard(rank)[..] {
+            [FromController::Plan(plan)] => (plan.ranks.clone(), None),
+            [FromController::SharedMemory(plan)] => (plan.ranks.clone(), Some(plan.socket.clone())),
+            other => panic!("{other:?}"),
+        });
+    }
+    let [h, k] = [[0, 3], [1, 2]].map(|ranks| ranks.into_iter().collect::<Ranks>());
+    let [first, second] = ["of 0", "of 1"].map(|socket| Some(socket.to_owned()));
+    assert_eq!(of, [(h.clone(), None), (k.clone(), None), (k, second), (h, first)]);
+    assert_eq!(world.controller.group_state("g"), Some(GroupState::CommunicatorReady));
+}
+
+#[test]
+fn who_is_not_connected_for_its_host_cannot_connect() {
+    let mut world = World::new();
+    world.switch(SWITCH, "s", 1);
+    let ranks =
+        [(0, "h"), (1, "h"), (2, "k")].map(|(rank, host)| join(&mut world, sharing(3, rank, host)));
+    let (qpn, psn, path_mtu) = (Qpn::new(50), Psn::new(6), Mtu::B1024);
+    world.say(ranks[1], ToController::Connect { qpn, psn, path_mtu, more: Vec::new() });
+    let heard = world.heard(ranks[1]);
+    let [FromController::Refused { reason: Refusal::Protocol { detail } }] = &heard[..] else {
+        panic!("{heard:?}")
+    };
+    assert!(detail.contains("cannot send Connect now"), "{detail}");
+}
+
+#[test]
+fn what_a_rank_says_of_one_of_its_host_is_believed_and_of_others_it_is_not() {
+    for (blamed, believed) in [(2, true), (3, false)] {
+        let (mut world, ranks) = two_ready_hosts();
+        for rank in &ranks {
+            world.heard(*rank);
+        }
+        let cause = AbortReason::PeerLost { rank: blamed, detail: "it has ended".to_owned() };
+        let (reason, said) = ("tired".to_owned(), Some(cause.clone()));
+        world.say(ranks[1], ToController::Fail { reason, cause: said });
+        let detail = "it gave up: tired".to_owned();
+        let reason = if believed { cause } else { AbortReason::PeerLost { rank: 1, detail } };
+        for rank in [0, 2, 3] {
+            let abort = FromController::Abort { reason: reason.clone() };
+            assert_eq!(world.heard(ranks[rank]), [abort], "{blamed}");
+        }
+        let AbortReason::PeerLost { rank, .. } = reason else { unreachable!("made above") };
+        let heard = world.heard(SWITCH);
+        let told =
+            matches!(heard[..], [FromController::AbortCommunicator { rank: it, .. }] if it == rank);
+        assert!(told, "{heard:?}");
+    }
+}
+
+#[test]
+fn a_host_with_more_ranks_than_can_share_memory_uses_the_switch_for_each() {
+    for (count, shared) in [(257, true), (258, false)] {
+        let mut world = World::new();
+        world.switch(SWITCH, "s", 10);
+        let host = |rank| if rank == 0 { "other" } else { "h" };
+        let ranks: Vec<_> =
+            (0..count).map(|rank| join(&mut world, sharing(count, rank, host(rank)))).collect();
+        let ready = ranks.iter().filter(|&&rank| !world.heard(rank).is_empty()).count();
+        assert_eq!(ready, if shared { 2 } else { count as usize }, "{count}");
     }
 }
 
