@@ -595,6 +595,60 @@ impl<const BYTES: usize> Drop for ControlBlock<BYTES> {
     }
 }
 
+/// Memory that a rank sends from for all ranks of its host, and that their results come to.
+pub(crate) struct Staging {
+    /// They go before the bytes do.
+    regions: Option<Regions>,
+    bytes: NonNull<u8>,
+    length: usize,
+}
+
+// SAFETY: it owns its bytes.
+unsafe impl Send for Staging {}
+
+impl Staging {
+    /// So many bytes, for the connections of these domains.
+    pub(crate) fn new(domains: &Domains, length: usize) -> Result<Self, RegionError> {
+        let bytes = Box::into_raw(vec![0_u8; length].into_boxed_slice()).cast::<u8>();
+        // A pointer to a boxed slice is never null.
+        let bytes = NonNull::new(bytes).unwrap_or(NonNull::dangling());
+        let mut staging = Self { regions: None, bytes, length };
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        // SAFETY: the bytes are ours until `drop`, where the regions go first, and never referred to: spans copy.
+        staging.regions = Some(unsafe { domains.register_memory(bytes.as_ptr(), length, access)? });
+        Ok(staging)
+    }
+
+    /// From this byte on, as work requests name it.
+    pub(crate) fn operand(&self, offset: usize) -> Operand {
+        debug_assert!(offset <= self.length);
+        let whole = operand(self.regions.as_ref());
+        Operand { address: whole.address + offset as u64, ..whole }
+    }
+
+    /// A part of it, for as long as it lives: its owner ends what uses that before.
+    pub(crate) fn span(&self, range: Range<usize>) -> Span {
+        assert!(range.start <= range.end && range.end <= self.length, "{range:?}");
+        // SAFETY: within the bytes, to which nobody refers.
+        unsafe { Span::new(self.bytes.as_ptr().add(range.start), range.len()) }
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        self.regions = None;
+        let bytes = std::ptr::slice_from_raw_parts_mut(self.bytes.as_ptr(), self.length);
+        // SAFETY: from a box of this length, and nobody else has it.
+        drop(unsafe { Box::from_raw(bytes) });
+    }
+}
+
+impl fmt::Debug for Staging {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Staging({})", self.length)
+    }
+}
+
 /// The node of a switch of this process, at work. Dropped, it stops.
 pub(crate) struct RunningSwitch(Progress<SwitchNode>);
 

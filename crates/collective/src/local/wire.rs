@@ -1,0 +1,117 @@
+//! The connection to the switches of a rank that has it for all ranks of its host.
+//!
+//! What the host has contributed to a chunk is copied into one of two places, by turns, sent from there, and the result
+//! comes to the same place. All other memory of the host is out of reach of switches.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use millstream_inc::{Collective, CollectiveCall, Stripe};
+use millstream_verbs::RegionError;
+
+use super::layout::HOST_SLOT_BYTES;
+use crate::CollectiveError;
+use crate::engine::Engine;
+use crate::memory::{Domains, Operands, Span, Staging};
+use crate::tree::Work;
+
+/// Chunks of which something is under way: one is on the wire and one comes after it.
+const PLACES: u64 = 2;
+
+/// The connection, with the memory that it sends from.
+#[derive(Debug)]
+pub(crate) struct Wire {
+    /// Nothing is under way any more when the memory goes: [`Engine::disconnect`].
+    engine: Arc<Engine>,
+    staging: Staging,
+    /// Where others send whole vectors, a host with one rank sends its part alone, and gets its part alone.
+    only: Option<u32>,
+}
+
+/// Bytes of a chunk.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Extent {
+    /// Of each rank's part, or of the vector where there are no parts.
+    pub(super) part: usize,
+    /// Of all parts.
+    pub(super) whole: usize,
+}
+
+impl Wire {
+    /// With memory of these domains, for these ranks.
+    pub(crate) fn new(
+        engine: Arc<Engine>,
+        domains: &Domains,
+        ranks: &[u32],
+    ) -> Result<Self, RegionError> {
+        let staging = Staging::new(domains, PLACES as usize * HOST_SLOT_BYTES)?;
+        let only = if let [only] = ranks { Some(*only) } else { None };
+        Ok(Self { engine, staging, only })
+    }
+
+    /// Where a part of a chunk's whole vector is.
+    pub(super) fn span(&self, chunk: u64, range: Range<usize>) -> Span {
+        let start = place(chunk);
+        self.staging.span(start + range.start..start + range.end)
+    }
+
+    /// Has the hosts agree on a call that they do in chunks.
+    pub(super) fn agree(&self, work: &Work, limit: Duration) -> Result<u64, CollectiveError> {
+        let call = CollectiveCall { stripe: Stripe::NONE, ..work.call };
+        let (source, destination) = (Span::EMPTY, Span::EMPTY);
+        let operands = Operands::default();
+        self.engine.start(&Work { call, operands, source, destination, limit })
+    }
+
+    /// Starts the part of a call that a chunk is; gives its number.
+    pub(super) fn start(
+        &self,
+        work: &Work,
+        chunk: u64,
+        extent: Extent,
+        limit: Duration,
+    ) -> Result<u64, CollectiveError> {
+        let collective = work.call.collective;
+        let alone = |own: bool| match self.only.filter(|_| own) {
+            Some(rank) => rank as usize * extent.part..(rank as usize + 1) * extent.part,
+            None => 0..extent.whole,
+        };
+        let source = alone(collective == Collective::AllGather);
+        let destination = alone(collective == Collective::ReduceScatter);
+        let start = place(chunk);
+        let operands = Operands {
+            source: self.staging.operand(start + source.start),
+            destination: self.staging.operand(start + destination.start),
+        };
+        let call = CollectiveCall {
+            count: (extent.part / work.call.data_type.size() as usize) as u64,
+            source_address: operands.source.address,
+            destination_address: operands.destination.address,
+            ..work.call
+        };
+        let is_small = self.engine.is_small(&call);
+        let span = |range| if is_small { self.span(chunk, range) } else { Span::EMPTY };
+        let (source, destination) = (span(source), span(destination));
+        self.engine.start(&Work { call, operands, source, destination, limit })
+    }
+
+    /// Waits for what was started, for at most so long.
+    pub(super) fn wait(
+        &self,
+        number: u64,
+        patience: Duration,
+    ) -> Option<Result<(), CollectiveError>> {
+        self.engine.wait(number, patience)
+    }
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        self.engine.disconnect();
+    }
+}
+
+const fn place(chunk: u64) -> usize {
+    (chunk % PLACES) as usize * HOST_SLOT_BYTES
+}
