@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use millstream_inc::protocol::{ToController, shortened};
+use millstream_inc::protocol::{AbortReason, ToController, shortened};
 use millstream_inc::{Abort, CollectiveCall, DataType, Mode, ReduceOperation, Stripe};
 
 use crate::call::{Call, Shape};
@@ -15,7 +15,7 @@ use crate::control::Sender;
 use crate::hosted::HostedSwitch;
 use crate::join::{self, JoinConfig, Joined, Waiting};
 use crate::memory::{Borrowed, Buffer, Domains, Operands, Pending, Span};
-use crate::path::Way;
+use crate::path::{Route, Way};
 use crate::raw::RawCall;
 use crate::registrations::Registrations;
 use crate::tree::Work;
@@ -96,8 +96,19 @@ impl Communicator {
         self.config.world
     }
 
+    /// By which way collectives go.
+    pub fn route(&self) -> Route {
+        self.way.route()
+    }
+
+    /// The ranks of this host that share memory, this one included, in their order; none where they go over switches each
+    /// for itself. With [`Route::Hosts`] the first of them is connected to switches for all of them.
+    pub fn sharing(&self) -> &[u32] {
+        self.way.sharing()
+    }
+
     /// Name and address of the switch; where there are several trees, that of the first. `None` where the ranks are of
-    /// one machine and share memory.
+    /// one machine and share memory, and where another rank of this host is connected for this one.
     pub fn switch(&self) -> Option<(&str, IpAddr)> {
         self.switches().next()
     }
@@ -428,13 +439,29 @@ fn request(
 /// Tells the controller of a failure that only this rank may know of. The others hear of it.
 pub(crate) fn report(way: &Way, sender: &Sender, outcome: &Result<(), CollectiveError>) {
     if let Way::SharedMemory(engine) = way {
-        // There is no switch that would tell the controller.
-        if let Err(error) = outcome
-            && engine.failure().is_some()
-        {
-            give_up(way, sender, error.to_string());
+        let Err(error) = outcome else { return };
+        if engine.failure().is_none() {
+            return;
         }
-        return;
+        let is_of_switch = match error {
+            CollectiveError::SwitchLost { .. } => true,
+            // Of a rank of another host, whom the switch or the ranks of that host miss.
+            CollectiveError::PeerLost { rank, .. } | CollectiveError::Mismatch { rank, .. } => {
+                engine.members().place(*rank).is_none()
+            }
+            CollectiveError::Overdue { ranks, .. } => {
+                ranks.first().is_some_and(|rank| engine.members().place(*rank).is_none())
+            }
+            _ => false,
+        };
+        if !is_of_switch {
+            // There is no switch that would tell the controller.
+            let cause = engine.cause(error);
+            return give_up_for(way, sender, error.to_string(), cause);
+        }
+        if engine.wire().is_none() {
+            return way.wait_released();
+        }
     }
     if let Err(CollectiveError::Overdue { ranks, .. }) = outcome
         && !ranks.is_empty()
@@ -463,7 +490,12 @@ pub(crate) fn report(way: &Way, sender: &Sender, outcome: &Result<(), Collective
 
 /// Tells the controller that this rank cannot go on.
 pub(crate) fn give_up(way: &Way, sender: &Sender, reason: String) {
-    sender.say_last(ToController::Fail { reason: shortened(reason), cause: None });
+    give_up_for(way, sender, reason, None);
+}
+
+/// As above, because of what is wrong with a rank of this host, if it is that.
+fn give_up_for(way: &Way, sender: &Sender, reason: String, cause: Option<AbortReason>) {
+    sender.say_last(ToController::Fail { reason: shortened(reason), cause });
     // So that the name is free when the caller tries again.
     way.wait_released();
 }

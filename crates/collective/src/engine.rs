@@ -11,6 +11,7 @@
 //! they come, and send after the lock is released.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -102,6 +103,12 @@ const RETRY_COUNT: u8 = 7;
 /// How long a rank whose deadline has passed waits for the switch to say whom it waits for: for several processes
 /// to answer, on busy machines.
 const OVERDUE_PATIENCE: Duration = Duration::from_secs(2);
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Engine({} trees)", self.links.len())
+    }
+}
 
 impl Engine {
     /// Of trees, each with its connection; as many of the first as there are `devices` are on different ones.

@@ -116,7 +116,7 @@ impl HostedSwitch {
     pub(crate) fn obey(
         &self,
         message: FromController,
-    ) -> Result<Option<ToController>, FromController> {
+    ) -> Result<Option<ToController>, Box<FromController>> {
         Ok(match message {
             FromController::CreateCommunicator {
                 communicator: id,
@@ -155,7 +155,7 @@ impl HostedSwitch {
                 self.abort(communicator, Abort::Requested { code: UNCLAIMED });
                 None
             }
-            message => return Err(message),
+            message => return Err(Box::new(message)),
         })
     }
 

@@ -14,7 +14,7 @@ use millstream_inc::protocol::{
     SharedMemoryPlan, ToController, shortened,
 };
 use millstream_inc::{
-    CONTROL_BYTES, CommunicatorOptions, HostConfig, HostWorker, MAX_TREES, SwitchEvent,
+    CONTROL_BYTES, CommunicatorOptions, HostConfig, HostWorker, MAX_TREES, Ranks, SwitchEvent,
 };
 use millstream_net::tls::{self, CallerTls};
 use millstream_net::token::Token;
@@ -23,7 +23,7 @@ use millstream_verbs::{Device, Mtu, ProtectionDomain, Psn, QueuePair, QueuePairC
 use crate::control::{self, ConnectError, Proofs, ReceiveError, Receiver, Sender};
 use crate::engine::{Edge, Engine, EngineSlot, MAX_STARTED, completion_queue};
 use crate::hosted::{self, HostedSwitch};
-use crate::local::{LocalEngine, Meeting, form};
+use crate::local::{LocalEngine, Meeting, Members, Wire, form};
 use crate::memory::{ControlBlock, Domains};
 use crate::path::{Path, Way};
 use crate::tree::{Link, Tree};
@@ -61,6 +61,9 @@ pub struct JoinConfig {
     pub more_devices: Vec<Device>,
     /// By which way collectives may go.
     pub path: Path,
+    /// Divides a machine: only ranks that say the same can be of one host, and share memory. Up to 32 bytes, none unless
+    /// this was set.
+    pub host_label: String,
     /// Sums, products and averages of floats do not depend on who comes first: the same calls on the same trees have
     /// the same bits. What one rank asks for, all have. Ranks that share memory always have it.
     pub reproducible: bool,
@@ -97,6 +100,7 @@ impl JoinConfig {
             device: device.clone(),
             more_devices: Vec::new(),
             path: Path::Auto,
+            host_label: String::new(),
             reproducible: false,
             fallback: true,
             timeout: Duration::from_secs(30),
@@ -171,7 +175,7 @@ fn join_once(
         config.more_devices.iter().map(|device| device.address()).collect();
     let meeting = meeting(config.path)?;
     let same_machine = meeting.as_ref().map(|meeting| SameMachine {
-        host: meeting.host.clone(),
+        host: labelled(&meeting.host, &config.host_label),
         socket: meeting.door.name().to_owned(),
         required: config.path == Path::SharedMemory,
     });
@@ -265,6 +269,20 @@ fn join_once(
         let detail = format!("its plan has {found} trees, after {wanted} switches");
         return Err(JoinError::Protocol { controller, detail });
     }
+    let members = match (plan.ranks.is_empty(), &meeting) {
+        (true, _) => None,
+        (false, Some(_)) => match members(config, controller, &plan.ranks)? {
+            (0, members) => Some(members),
+            (place, _) => {
+                let detail = format!("its plan is for the {place} ranks before this one, too");
+                return Err(JoinError::Protocol { controller, detail });
+            }
+        },
+        (false, None) => {
+            let detail = "it has this rank share memory, unasked".to_owned();
+            return Err(JoinError::Protocol { controller, detail });
+        }
+    };
     ends.truncate(trees.switches.len());
     let path_mtu = plan.path_mtu;
     let more = plan.more.iter().map(|tree| Edge { qpn: tree.qpn, psn: tree.psn, path_mtu });
@@ -275,7 +293,8 @@ fn join_once(
         let TreeEnd { domain, control, pair, .. } = end;
         let (control_key, control_address) = control.place();
         let host = HostConfig { path_mtu, control_key, control_address, ..host };
-        let tree = Tree::new(HostWorker::new(host)?, control, MAX_STARTED);
+        let worker = HostWorker::of_ranks(host, plan.ranks.clone())?;
+        let tree = Tree::new(worker, control, MAX_STARTED);
         connected.push((tree, Link { pair, device: device.clone(), switch }));
         domains.push(domain);
     }
@@ -285,7 +304,7 @@ fn join_once(
         engine.connect(tree, &edge, psn)?;
     }
 
-    let Talk { sender, receiver, hosted, .. } = talk;
+    let Talk { sender, receiver, hosted, deadline, .. } = talk;
     let sender = Arc::new(sender);
     let hosted = match hosted {
         Some((switch, happened)) => {
@@ -305,10 +324,25 @@ fn join_once(
         departed: false,
         more_addresses,
     };
-    let way = Way::Switch(engine);
+    let local = members.map(|members| LocalEngine::new(0, members, Some(Arc::clone(&engine))));
+    let way = match &local {
+        None => Way::Switch(Arc::clone(&engine)),
+        Some(local) => Way::SharedMemory(Arc::clone(local)),
+    };
     let heard = (Arc::clone(&sender), receiver);
     let watcher = Watcher::start(way.clone(), heard, search, resume, hosted.clone())
         .map_err(JoinError::Thread)?;
+    if let (Some(local), Some(meeting)) = (local, &meeting) {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let wire = Wire::new(engine, &domains, local.members().ranks());
+        let formed = wire
+            .map_err(JoinError::from)
+            .and_then(|wire| form(&local, meeting, meeting.door.name(), left, Some(wire)));
+        if let Err(error) = formed {
+            communicator::give_up(&way, &sender, error.to_string());
+            return Err(error);
+        }
+    }
     let more = plan.more.into_iter().map(|tree| (tree.switch, tree.address));
     let switches = [(plan.switch, plan.address)].into_iter().chain(more).collect();
     Ok(Joined { way, watcher, sender, domains, switches, fallback: trees.fallback, hosted })
@@ -327,7 +361,32 @@ fn meeting(path: Path) -> Result<Option<Meeting>, JoinError> {
     }
 }
 
-/// Joins the ranks of this machine, which share memory.
+/// What ranks of this machine with the same label say to share memory.
+fn labelled(host: &str, label: &str) -> String {
+    if label.is_empty() { host.to_owned() } else { format!("{host}/{label}") }
+}
+
+/// The ranks of this host as the controller says, and the place of this rank among them.
+fn members(
+    config: &JoinConfig,
+    controller: SocketAddr,
+    ranks: &Ranks,
+) -> Result<(u32, Members), JoinError> {
+    let found = match ranks.is_empty() {
+        true => Ok(Members::all(config.world)),
+        false => Members::of_host(ranks, config.world),
+    };
+    let members = found.map_err(|detail| JoinError::Protocol { controller, detail })?;
+    match members.place(config.rank) {
+        Some(place) => Ok((place, members)),
+        None => {
+            let detail = format!("rank {} is none of those of its host", config.rank);
+            Err(JoinError::Protocol { controller, detail })
+        }
+    }
+}
+
+/// Joins the ranks of this machine, which share memory. Where there are other machines, another rank is on the wire.
 fn share(
     config: &JoinConfig,
     talk: Talk<'_>,
@@ -336,7 +395,12 @@ fn share(
     meeting: &Meeting,
 ) -> Result<Joined, JoinError> {
     let &JoinConfig { world, rank, ref device, .. } = config;
-    let Talk { sender, receiver, deadline, .. } = talk;
+    let Talk { controller, sender, receiver, deadline, .. } = talk;
+    let (place, members) = members(config, controller, &plan.ranks)?;
+    if place == 0 && members.has_others() {
+        let detail = "it has no plan for the lowest rank of a host".to_owned();
+        return Err(JoinError::Protocol { controller, detail });
+    }
     let resume = Resume {
         term: 0,
         group: config.group.clone(),
@@ -348,14 +412,14 @@ fn share(
         departed: false,
         more_addresses: config.more_devices.iter().map(|device| device.address()).collect(),
     };
-    let engine = LocalEngine::new(rank, world);
+    let engine = LocalEngine::new(place, members, None);
     let (way, sender) = (Way::SharedMemory(Arc::clone(&engine)), Arc::new(sender));
     // It answers the controller from here on.
     let heard = (Arc::clone(&sender), receiver);
     let watcher =
         Watcher::start(way.clone(), heard, search, resume, None).map_err(JoinError::Thread)?;
     let left = deadline.saturating_duration_since(Instant::now());
-    if let Err(error) = form(&engine, (rank, world), meeting, &plan.socket, left) {
+    if let Err(error) = form(&engine, meeting, &plan.socket, left, None) {
         communicator::give_up(&way, &sender, error.to_string());
         return Err(error);
     }
@@ -608,7 +672,10 @@ impl Talk<'_> {
                 Ok((switch, happened)) => self.hosted = Some((Arc::new(switch), happened)),
                 Err(source) => {
                     let error = JoinError::Fallback { source };
-                    self.send(&ToController::Fail { reason: shortened(error.to_string()), cause: None })?;
+                    self.send(&ToController::Fail {
+                        reason: shortened(error.to_string()),
+                        cause: None,
+                    })?;
                     return Err(error);
                 }
             }
@@ -641,7 +708,7 @@ impl Talk<'_> {
                     match switch.obey(message) {
                         Ok(Some(answer)) => self.send(&answer)?,
                         Ok(None) => {}
-                        Err(message) => return Ok(message),
+                        Err(message) => return Ok(*message),
                     }
                 }
                 Err(ReceiveError::TimedOut)

@@ -4,7 +4,8 @@
 //! A [`Communicator`] is one rank of a group. The controller finds a switch for the group, and
 //! every rank has one reliable connection to it; what a rank sends is added up in the switch, and
 //! the result comes back as RDMA WRITEs into the destination itself, without a copy. Ranks that are all of one machine
-//! share memory in place of that, and send no packet ([`Path`]). Where there is no switch, the ranks' own processes take
+//! share memory in place of that, and send no packet; of several machines each sends once what its ranks have reduced
+//! through memory that they share ([`Path`]). Where there is no switch, the ranks' own processes take
 //! its place ([`JoinConfig::fallback`]).
 //!
 //! ```no_run
@@ -69,7 +70,7 @@ pub use error::{CollectiveError, JoinError};
 pub use group::Group;
 pub use join::{JoinConfig, Waiting};
 pub use memory::Buffer;
-pub use path::Path;
+pub use path::{Path, Route};
 pub use raw::{Handle, RawCall};
 pub use registrations::RegistrationError;
 

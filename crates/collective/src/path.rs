@@ -14,13 +14,36 @@ use crate::tree::Work;
 /// By which way collectives may go.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
 pub enum Path {
-    /// Through shared memory where all ranks are of one machine, container and user; else over switches.
+    /// Through shared memory among the ranks of one machine, container and user; over switches between such hosts, where
+    /// there are several.
     #[default]
     Auto,
     /// Over switches, also on one machine. One rank that says so decides for all.
     Switch,
-    /// Through shared memory. Where that cannot be, joining fails and says why.
+    /// Through shared memory alone. Where that cannot be, joining fails and says why.
     SharedMemory,
+}
+
+/// By which way the collectives of a communicator go.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub enum Route {
+    /// Over switches, each rank for itself.
+    Switch,
+    /// Through shared memory.
+    SharedMemory,
+    /// Through shared memory among the ranks of a host, of which the lowest goes over switches to the other hosts.
+    Hosts,
+}
+
+impl Route {
+    /// The name that reports use.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Switch => Path::Switch.name(),
+            Self::SharedMemory => Path::SharedMemory.name(),
+            Self::Hosts => "hosts",
+        }
+    }
 }
 
 impl Path {
@@ -99,12 +122,34 @@ impl Way {
         either!(self, engine => engine.cancel(sequence, error))
     }
 
-    /// Asks the switch, if there is one, whether it is there.
-    pub(crate) fn probe(&self) {
+    /// The connection to switches, if this rank has one.
+    fn wire(&self) -> Option<&Arc<Engine>> {
         match self {
-            Self::Switch(engine) => engine.probe(),
-            // Who waits looks at the others itself.
-            Self::SharedMemory(_) => {}
+            Self::Switch(engine) => Some(engine),
+            Self::SharedMemory(engine) => engine.wire(),
+        }
+    }
+
+    pub(crate) fn route(&self) -> Route {
+        match self {
+            Self::Switch(_) => Route::Switch,
+            Self::SharedMemory(engine) if engine.members().has_others() => Route::Hosts,
+            Self::SharedMemory(_) => Route::SharedMemory,
+        }
+    }
+
+    /// Those that this rank shares memory with, itself included.
+    pub(crate) fn sharing(&self) -> &[u32] {
+        match self {
+            Self::Switch(_) => &[],
+            Self::SharedMemory(engine) => engine.members().ranks(),
+        }
+    }
+
+    /// Asks the switch, if there is one, whether it is there. In shared memory who waits looks at the others itself.
+    pub(crate) fn probe(&self) {
+        if let Some(engine) = self.wire() {
+            engine.probe();
         }
     }
 
@@ -121,12 +166,9 @@ impl Way {
     }
 
     /// Waits until everyone has left, so that the switch does not take this rank for dead meanwhile. In shared memory
-    /// nobody needs a rank that has left.
+    /// nobody needs a rank that has left, unless it is connected to switches.
     pub(crate) fn wait_closed(&self, patience: Duration) {
-        match self {
-            Self::Switch(engine) => engine.wait_closed(patience),
-            Self::SharedMemory(_) => {}
-        }
+        either!(self, engine => engine.wait_closed(patience));
     }
 
     pub(crate) fn wait_released(&self) {
@@ -135,10 +177,7 @@ impl Way {
 
     /// Which tree the communicator failed of.
     pub(crate) fn failed_tree(&self) -> usize {
-        match self {
-            Self::Switch(engine) => engine.failed_tree(),
-            Self::SharedMemory(_) => 0,
-        }
+        self.wire().map_or(0, |engine| engine.failed_tree())
     }
 
     pub(crate) fn failure(&self) -> Option<CollectiveError> {

@@ -164,7 +164,7 @@ impl Watch {
                 }
                 None
             }
-            Err(message) => Some(message),
+            Err(message) => Some(*message),
         }
     }
 

@@ -10,6 +10,7 @@ use super::layout::{
     ARRIVALS_AT, ARRIVED, FINISHED, LEFT, Layout, MAGIC, MAGIC_AT, PID, SLEEPERS_AT, STARTED,
     WORLD_AT,
 };
+use super::members::Members;
 
 /// Numbers of a descriptor, by which two are compared.
 const NUMBERS: usize = DESCRIPTOR_BYTES / 8;
@@ -24,27 +25,35 @@ static NOWHERE_SHORT: AtomicU32 = AtomicU32::new(0);
 pub(super) struct Area {
     pub(super) memory: GroupMemory,
     pub(super) layout: Layout,
+    pub(super) members: Members,
+    /// How many these are. Ranks are named by their places among them, and in what is said about them by their numbers.
     pub(super) world: u32,
 }
 
 impl Area {
     /// Memory that this process has made.
-    pub(super) fn new(memory: GroupMemory, world: u32) -> Self {
-        let area = Self { memory, layout: Layout::new(world), world };
-        area.long(WORLD_AT).store(world.into(), Ordering::Relaxed);
+    pub(super) fn new(memory: GroupMemory, members: Members) -> Self {
+        let area = Self::of(memory, members);
+        area.long(WORLD_AT).store(area.world.into(), Ordering::Relaxed);
         area.long(MAGIC_AT).store(MAGIC, Ordering::Release);
         area
     }
 
     /// Memory that another process has made; what is strange about it, if something is.
-    pub(super) fn adopt(memory: GroupMemory, world: u32) -> Result<Self, String> {
-        let area = Self { memory, layout: Layout::new(world), world };
+    pub(super) fn adopt(memory: GroupMemory, members: Members) -> Result<Self, String> {
+        let area = Self::of(memory, members);
+        let world = area.world;
         let (magic, its) = (area.long(MAGIC_AT), area.long(WORLD_AT));
         match (magic.load(Ordering::Acquire), its.load(Ordering::Relaxed)) {
             (MAGIC, its) if its == u64::from(world) => Ok(area),
             (MAGIC, its) => Err(format!("it is for {its} ranks, not {world}")),
             _ => Err("it is of another version".to_owned()),
         }
+    }
+
+    fn of(memory: GroupMemory, members: Members) -> Self {
+        let (layout, world) = (Layout::of(&members), members.count());
+        Self { memory, layout, members, world }
     }
 
     pub(super) fn long(&self, offset: usize) -> &AtomicU64 {
@@ -149,11 +158,13 @@ impl Area {
         };
         let all = || (0..self.world).filter(announced);
         let other = all().find(|&other| said(other) != own)?;
-        let described = all().filter_map(|rank| Some((rank, descriptor_of(said(rank))?)));
-        Some(Mismatch::among(described).map_or_else(
-            || Failure::PeerLost { rank: other, detail: "what it calls makes no sense".to_owned() },
-            Failure::from,
-        ))
+        let name = |place| self.members.rank(place);
+        let described = all().filter_map(|rank| Some((name(rank), descriptor_of(said(rank))?)));
+        let nonsense = || {
+            let detail = "what it calls makes no sense".to_owned();
+            Failure::PeerLost { rank: name(other), detail }
+        };
+        Some(Mismatch::among(described).map_or_else(nonsense, Failure::from))
     }
 
     /// Says why the group is over, unless that was said.
@@ -164,7 +175,7 @@ impl Area {
 
     /// Why the group is over, if a rank has said so.
     pub(super) fn failure(&self) -> Option<Failure> {
-        failure::heard(&self.memory, self.world)
+        failure::heard(&self.memory, self.members.world())
     }
 
     /// A rank that has not arrived at a barrier and cannot any more, and why.
@@ -178,7 +189,7 @@ impl Area {
         let left = |rank: u32| Some((rank, self.left(rank)?)).filter(|_| self.lacks(rank, barrier));
         if let Some((rank, collectives)) = (0..self.world).find_map(left) {
             let detail = format!("it left after {collectives} collectives");
-            return Some(Failure::PeerLost { rank, detail });
+            return Some(Failure::PeerLost { rank: self.members.rank(rank), detail });
         }
         if !all {
             return None;
@@ -187,7 +198,7 @@ impl Area {
         let pid = processes.pid(rank).unwrap_or_default();
         // It may have arrived before it ended, and after this was looked at.
         self.lacks(rank as u32, barrier).then(|| Failure::PeerLost {
-            rank: rank as u32,
+            rank: self.members.rank(rank as u32),
             detail: format!("process {pid} of this machine has ended"),
         })
     }
@@ -217,7 +228,7 @@ mod tests {
 
     fn area(world: u32) -> Area {
         let (_owner, memory) = GroupOwner::create(Layout::new(world).length()).unwrap();
-        Area::new(memory, world)
+        Area::new(memory, Members::all(world))
     }
 
     fn descriptor(sequence: u64, count: u64) -> Descriptor {
@@ -287,10 +298,10 @@ mod tests {
     fn memory_of_another_kind_or_world_is_refused() {
         let length = Layout::new(2).length();
         let (_owner, memory) = GroupOwner::create(length).unwrap();
-        assert!(Area::adopt(memory, 2).unwrap_err().contains("another version"));
+        assert!(Area::adopt(memory, Members::all(2)).unwrap_err().contains("another version"));
         let Area { memory, .. } = area(2);
-        assert!(Area::adopt(memory, 3).unwrap_err().contains("2 ranks, not 3"));
+        assert!(Area::adopt(memory, Members::all(3)).unwrap_err().contains("2 ranks, not 3"));
         let Area { memory, .. } = area(2);
-        assert!(Area::adopt(memory, 2).is_ok());
+        assert!(Area::adopt(memory, Members::all(2)).is_ok());
     }
 }

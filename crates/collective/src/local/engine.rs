@@ -7,13 +7,16 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use millstream_inc::protocol::{AbortReason, shortened};
 use millstream_inc::{Collective, CollectiveCall, Kernel};
 use millstream_net::shared_memory::MemberProcesses;
 
 use super::area::Area;
 use super::failure::Failure;
+use super::members::Members;
 use super::run::{Runner, Stop};
-use crate::engine::MAX_STARTED;
+use super::wire::Wire;
+use crate::engine::{Engine, MAX_STARTED};
 use crate::tree::Work;
 use crate::{CollectiveError, LONGEST};
 
@@ -23,8 +26,11 @@ const RELEASE_PATIENCE: Duration = Duration::from_millis(250);
 /// What a rank shares with its threads.
 #[derive(Debug)]
 pub(crate) struct LocalEngine {
-    rank: u32,
-    world: u32,
+    /// Its place among those that share memory.
+    place: u32,
+    members: Members,
+    /// Of who is connected to switches for all of them.
+    wire: Option<Arc<Engine>>,
     area: OnceLock<Arc<Area>>,
     state: Mutex<State>,
     changed: Condvar,
@@ -57,7 +63,8 @@ struct State {
 }
 
 impl LocalEngine {
-    pub(crate) fn new(rank: u32, world: u32) -> Arc<Self> {
+    /// One of these, by its place. The first has the connection to switches, where there are other hosts.
+    pub(crate) fn new(place: u32, members: Members, wire: Option<Arc<Engine>>) -> Arc<Self> {
         let state = State {
             runner: None,
             running: false,
@@ -72,8 +79,9 @@ impl LocalEngine {
             sleepers: 0,
         };
         Arc::new(Self {
-            rank,
-            world,
+            place,
+            members,
+            wire,
             area: OnceLock::new(),
             state: Mutex::new(state),
             changed: Condvar::new(),
@@ -82,12 +90,33 @@ impl LocalEngine {
     }
 
     /// The group has met, which took so many barriers.
-    pub(super) fn begin(&self, area: Area, processes: MemberProcesses, barriers: u64) {
+    pub(super) fn begin(
+        &self,
+        area: Area,
+        processes: MemberProcesses,
+        barriers: u64,
+        wire: Option<Wire>,
+    ) {
         let (area, processes) = (Arc::new(area), Arc::new(processes));
-        let runner = Runner::new(Arc::clone(&area), processes, self.rank, barriers);
+        let runner = Runner::new(Arc::clone(&area), processes, self.place, barriers, wire);
         // It meets once.
         let _ = self.area.set(area);
         self.lock().runner = Some(Box::new(runner));
+    }
+
+    /// Its place among those that share memory.
+    pub(super) const fn place(&self) -> (u32, &Members) {
+        (self.place, &self.members)
+    }
+
+    /// Those that share memory.
+    pub(crate) const fn members(&self) -> &Members {
+        &self.members
+    }
+
+    /// The connection to switches, of who has it for all of them.
+    pub(crate) fn wire(&self) -> Option<&Arc<Engine>> {
+        self.wire.as_ref()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -160,7 +189,7 @@ impl LocalEngine {
     /// Whether a call can be done at all.
     fn check(&self, call: &CollectiveCall) -> Result<(), CollectiveError> {
         let &CollectiveCall { collective, operation, data_type, root, count, .. } = call;
-        let world = self.world;
+        let world = self.members.world();
         let reduces = match collective {
             Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter => true,
             Collective::Broadcast | Collective::AllGather | Collective::Barrier => false,
@@ -233,11 +262,24 @@ impl LocalEngine {
             // Who told has said why.
             Err(Stop::Told) => {}
         }
-        if self.failure_of(&mut state).is_some() {
+        if let Some(error) = self.failure_of(&mut state) {
             state.waiting.clear();
+            state = self.cut_wire(state, error);
         }
         self.notify(&state);
         state
+    }
+
+    /// The group is over: nothing more is sent or arrives.
+    fn cut_wire<'a>(
+        &'a self,
+        state: MutexGuard<'a, State>,
+        error: CollectiveError,
+    ) -> MutexGuard<'a, State> {
+        let Some(wire) = &self.wire else { return state };
+        drop(state);
+        wire.fail(error);
+        self.lock()
     }
 
     /// Why the communicator is of no more use, if so.
@@ -256,9 +298,10 @@ impl LocalEngine {
             if error == CollectiveError::Closed {
                 self.tell(&error);
             }
-            state.failure = Some(error);
+            state.failure = Some(error.clone());
         }
         self.end(&mut state);
+        drop(self.cut_wire(state, error));
     }
 
     fn end(&self, state: &mut State) {
@@ -280,9 +323,10 @@ impl LocalEngine {
         }
         if self.failure_of(&mut state).is_none() {
             self.tell(&error);
-            state.failure = Some(error);
+            state.failure = Some(error.clone());
         }
         self.end(&mut state);
+        state = self.cut_wire(state, error);
         while state.running {
             state = self.sleep(state, None);
         }
@@ -293,7 +337,7 @@ impl LocalEngine {
     fn tell(&self, error: &CollectiveError) {
         if let Some(area) = self.area.get() {
             let detail = format!("it gave up: {error}");
-            area.fail(&Failure::PeerLost { rank: self.rank, detail });
+            area.fail(&Failure::PeerLost { rank: self.members.rank(self.place), detail });
         }
     }
 
@@ -327,11 +371,45 @@ impl LocalEngine {
 
     /// Waits until the controller has let go of us, but not for long.
     pub(crate) fn wait_released(&self) {
-        let until = Instant::now() + RELEASE_PATIENCE;
+        self.wait_until_closed(RELEASE_PATIENCE, |_| true);
+    }
+
+    /// Who is on the wire waits until everyone has left, or there is no point in waiting: the switch would take it for
+    /// dead. Nobody needs another rank that has left.
+    pub(crate) fn wait_closed(&self, patience: Duration) {
+        if self.wire.is_some() {
+            self.wait_until_closed(patience, |state| state.failure.is_none());
+        }
+    }
+
+    fn wait_until_closed(&self, patience: Duration, goes_on: impl Fn(&State) -> bool) {
+        let until = Instant::now() + patience;
         let mut state = self.lock();
-        while !state.closed && Instant::now() < until {
+        while !state.closed && goes_on(&state) && Instant::now() < until {
             state = self.sleep(state, Some(until));
         }
+    }
+
+    /// What is wrong with a rank of this host, if that is what has failed: for the controller, which others hear it from.
+    pub(crate) fn cause(&self, error: &CollectiveError) -> Option<AbortReason> {
+        let reason = match error.clone() {
+            CollectiveError::PeerLost { rank, detail } => AbortReason::PeerLost { rank, detail },
+            CollectiveError::Mismatch { rank, what } => {
+                AbortReason::Mismatch { rank, detail: shortened(what) }
+            }
+            CollectiveError::Overdue { ranks, what } => {
+                AbortReason::Overdue { rank: *ranks.first()?, detail: shortened(what) }
+            }
+            _ => return None,
+        };
+        let (AbortReason::PeerLost { rank, .. }
+        | AbortReason::Mismatch { rank, .. }
+        | AbortReason::Overdue { rank, .. }
+        | AbortReason::Violation { rank, .. }) = reason
+        else {
+            return None;
+        };
+        self.members.place(rank).map(|_| reason)
     }
 
     pub(crate) fn failure(&self) -> Option<CollectiveError> {
@@ -356,11 +434,15 @@ impl LocalEngine {
         if state.failure.is_none() {
             state.failure = Some(CollectiveError::Closed);
             if let Some(area) = self.area.get() {
-                area.leave(self.rank);
+                area.leave(self.place);
             }
         }
         state.waiting.clear();
         self.notify(&state);
+        drop(state);
+        if let Some(wire) = &self.wire {
+            wire.disconnect();
+        }
     }
 }
 

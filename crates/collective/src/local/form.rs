@@ -11,6 +11,7 @@ use super::area::Area;
 use super::engine::LocalEngine;
 use super::layout::Layout;
 use super::wait::{self, Spinning};
+use super::wire::Wire;
 use crate::JoinError;
 
 /// How long a rank waits before it looks whether it is to go on.
@@ -43,14 +44,16 @@ impl Meeting {
     }
 }
 
-/// Meets the other ranks, which get the memory at rank 0's socket.
+/// Meets the other ranks, which get the memory at the first one's socket. That has the wire, where there are other hosts.
 pub(crate) fn form(
     engine: &LocalEngine,
-    (rank, world): (u32, u32),
     meeting: &Meeting,
     socket: &str,
     patience: Duration,
+    wire: Option<Wire>,
 ) -> Result<(), JoinError> {
+    let (rank, members) = engine.place();
+    let world = members.count();
     let failed = |what| move |source| JoinError::SharedMemory { what, source };
     let deadline = Instant::now() + patience.min(crate::LONGEST);
     let look = || -> Result<(), JoinError> {
@@ -66,15 +69,15 @@ pub(crate) fn form(
         }
     };
     let own = own_process().map_err(failed("reading /proc/self/stat"))?;
-    let length = Layout::new(world).length();
+    let length = Layout::of(members).length();
     let (area, owner) = match rank {
         0 => {
             let created = GroupOwner::create(length);
             let (owner, memory) = created.map_err(failed("making a sealed memfd"))?;
-            (Area::new(memory, world), Some(owner))
+            (Area::new(memory, members.clone()), Some(owner))
         }
         _ => {
-            let asking = failed("asking rank 0 for its memory");
+            let asking = failed("asking the lowest rank of this machine for its memory");
             let guest = GroupGuest::ask(socket, length, patience.min(crate::LONGEST));
             let guest = guest.map_err(asking)?;
             let memory = loop {
@@ -83,7 +86,8 @@ pub(crate) fn form(
                     break memory;
                 }
             };
-            let area = Area::adopt(memory, world).map_err(io::Error::other).map_err(asking)?;
+            let adopted = Area::adopt(memory, members.clone()).map_err(io::Error::other);
+            let area = adopted.map_err(asking)?;
             (area, None)
         }
     };
@@ -99,8 +103,9 @@ pub(crate) fn form(
     wait::wait(&area, 1, Spinning::of(world), || look().map(|()| LOOK))?;
     let processes = MemberProcesses::open(area.processes()).map_err(|(rank, error)| {
         let what = "looking at the process of a rank";
+        let rank = members.rank(rank as u32);
         JoinError::SharedMemory { what, source: io::Error::other(format!("rank {rank}: {error}")) }
     })?;
-    engine.begin(area, processes, 1);
+    engine.begin(area, processes, 1, wire);
     Ok(())
 }

@@ -5,9 +5,12 @@
 //! members    who each rank's process is, how far it is, and what it has called
 //! small      for each rank two places, used by turns, for vectors that all ranks read at once
 //! slots      for each rank three places, used by turns, for a chunk of a longer vector
+//! results    of a group with other hosts two places, used by turns, for what comes from them
 //! ```
 //!
 //! What different ranks write is in different cache lines, in pairs of them, since processors fetch pairs.
+
+use super::members::Members;
 
 /// Says what the memory is, with the version of this layout.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"MSgroup\x01");
@@ -44,18 +47,40 @@ pub(super) const SMALL_BYTES: usize = 8 << 10;
 /// Bytes of a chunk. Those of a few ranks fit a processor's L2.
 pub(super) const SLOT_BYTES: usize = 128 << 10;
 
+/// Bytes of a chunk where there are other hosts: each chunk is a call of its own there, and waits for all hosts. All
+/// ranks of the largest group have an element of 8 bytes in it.
+pub(super) const HOST_SLOT_BYTES: usize = 512 << 10;
+const _: () = assert!(HOST_SLOT_BYTES / 8 >= millstream_inc::MAX_WORLD as usize);
+
+/// Chunks of which there are results: one is written and one is read at the same time.
+pub(super) const RESULTS: u64 = 2;
+
 /// Chunks of a rank: one is written, one is reduced and one is read at the same time.
 pub(super) const SLOTS: u64 = 3;
 
-/// The memory of a group of so many ranks.
+/// The memory of so many ranks that share it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Layout {
     world: usize,
+    slot_bytes: usize,
+    results: usize,
 }
 
 impl Layout {
+    /// Of a group that is on one host.
     pub(super) const fn new(world: u32) -> Self {
-        Self { world: world as usize }
+        Self { world: world as usize, slot_bytes: SLOT_BYTES, results: 0 }
+    }
+
+    /// Of a host of a group with others.
+    pub(super) const fn of_host(world: u32) -> Self {
+        let results = RESULTS as usize;
+        Self { world: world as usize, slot_bytes: HOST_SLOT_BYTES, results }
+    }
+
+    pub(super) fn of(members: &Members) -> Self {
+        let layout = if members.has_others() { Self::of_host } else { Self::new };
+        layout(members.count())
     }
 
     pub(super) const fn member(self, rank: u32) -> usize {
@@ -83,12 +108,21 @@ impl Layout {
     /// Where a rank has this chunk.
     pub(super) const fn slot(self, rank: u32, chunk: u64) -> usize {
         let slot = rank as usize * SLOTS as usize + (chunk % SLOTS) as usize;
-        self.slots_at() + slot * SLOT_BYTES
+        self.slots_at() + slot * self.slot_bytes
+    }
+
+    const fn results_at(self) -> usize {
+        self.slots_at() + self.world * SLOTS as usize * self.slot_bytes
+    }
+
+    /// Where the result of this chunk is that all hosts have.
+    pub(super) const fn result(self, chunk: u64) -> usize {
+        self.results_at() + (chunk % RESULTS) as usize * self.slot_bytes
     }
 
     /// All bytes.
     pub(super) const fn length(self) -> usize {
-        self.slots_at() + self.world * SLOTS as usize * SLOT_BYTES
+        self.results_at() + self.results * self.slot_bytes
     }
 }
 
@@ -99,8 +133,10 @@ mod tests {
 
     #[test]
     fn nothing_lies_over_anything_else() {
-        for world in [1, 2, 3, 64, 256] {
-            let layout = Layout::new(world);
+        let worlds = [1, 2, 3, 64, 256];
+        let layouts = worlds.map(|world| (world, Layout::new(world), SLOT_BYTES));
+        let of_hosts = worlds.map(|world| (world, Layout::of_host(world), HOST_SLOT_BYTES));
+        for (world, layout, slot_bytes) in layouts.into_iter().chain(of_hosts) {
             let mut ranges = vec![
                 (MAGIC_AT, 16),
                 (ARRIVALS_AT, 4),
@@ -113,7 +149,10 @@ mod tests {
                     ranges.push((layout.call(rank, turn), CALL_BYTES));
                     ranges.push((layout.small(rank, turn), SMALL_BYTES));
                 }
-                ranges.extend((0..SLOTS).map(|chunk| (layout.slot(rank, chunk), SLOT_BYTES)));
+                ranges.extend((0..SLOTS).map(|chunk| (layout.slot(rank, chunk), slot_bytes)));
+            }
+            if slot_bytes == HOST_SLOT_BYTES {
+                ranges.extend((0..RESULTS).map(|chunk| (layout.result(chunk), slot_bytes)));
             }
             ranges.sort_unstable();
             for pair in ranges.windows(2) {

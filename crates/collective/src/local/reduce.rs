@@ -16,12 +16,14 @@ const WIDEST: usize = 2;
 pub(super) struct Blocks {
     element: Box<[u8]>,
     accumulator: Box<[u8]>,
+    /// Results are combined with those of other hosts: an average is divided there.
+    are_parts: bool,
 }
 
 impl Blocks {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(are_parts: bool) -> Self {
         let bytes = |count: usize| vec![0; count].into_boxed_slice();
-        Self { element: bytes(BLOCK), accumulator: bytes(BLOCK * WIDEST) }
+        Self { element: bytes(BLOCK), accumulator: bytes(BLOCK * WIDEST), are_parts }
     }
 
     /// Combines so many bytes of each rank, in the order of the ranks: `load` copies those of a rank, from an offset on,
@@ -53,7 +55,7 @@ impl Blocks {
                     }
                 }
             }
-            let length = kernel.finish(sum, Some(ranks));
+            let length = kernel.finish(sum, Some(ranks).filter(|_| !self.are_parts));
             store(start, &sum[..length]);
         }
     }
@@ -69,7 +71,7 @@ mod tests {
 
     #[test]
     fn blocks_of_any_length_are_combined_in_the_order_of_the_ranks() {
-        let mut blocks = Blocks::new();
+        let mut blocks = Blocks::new(false);
         let ranks = NonZeroU32::new(3).unwrap();
         for elements in [0, 1, 2047, 2048, 2049, 5000_usize] {
             let kernel = Kernel::of(DataType::Float32, ReduceOperation::Sum).unwrap();
@@ -98,8 +100,17 @@ mod tests {
     }
 
     #[test]
+    fn what_is_combined_with_other_hosts_is_not_divided() {
+        let mut blocks = Blocks::new(true);
+        let kernel = Kernel::of(DataType::Int32, ReduceOperation::Average).unwrap();
+        let load = |_: u32, _: usize, bytes: &mut [u8]| bytes.copy_from_slice(&5_i32.to_le_bytes());
+        let store = |_: usize, bytes: &[u8]| assert_eq!(bytes, 15_i32.to_le_bytes());
+        blocks.combine(&kernel, NonZeroU32::new(3).unwrap(), 4, load, store);
+    }
+
+    #[test]
     fn halves_are_rounded_once() {
-        let mut blocks = Blocks::new();
+        let mut blocks = Blocks::new(false);
         let kernel = Kernel::of(DataType::Float16, ReduceOperation::Average).unwrap();
         // 60,000: the sum of two is beyond fp16, and the average is not.
         let load = |_: u32, _: usize, bytes: &mut [u8]| {

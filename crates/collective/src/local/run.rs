@@ -30,11 +30,15 @@ use super::failure::Failure;
 use super::layout::{SLOT_BYTES, SMALL_BYTES};
 use super::reduce::Blocks;
 use super::wait::{self, NAP, Spinning};
+use super::wire::Wire;
 use crate::CollectiveError;
 use crate::tree::Work;
 
 /// So many bytes of all ranks together are reduced by each rank for itself. More are cheaper in slices.
-const SMALL_IN_ALL: usize = 32 << 10;
+pub(super) const SMALL_IN_ALL: usize = 32 << 10;
+
+/// How much longer than its own time is over a rank waits for the one that is on the wire, which asks the switches then.
+const WIRE_PATIENCE: Duration = Duration::from_secs(4);
 
 /// Why a collective does not go on.
 #[derive(Debug)]
@@ -48,30 +52,33 @@ pub(super) enum Stop {
 /// What a rank has for its collectives, one after the other.
 #[derive(Debug)]
 pub(super) struct Runner {
-    area: Arc<Area>,
-    processes: Arc<MemberProcesses>,
-    rank: u32,
-    ranks: NonZeroU32,
+    pub(super) area: Arc<Area>,
+    pub(super) processes: Arc<MemberProcesses>,
+    /// Its place among those that share the memory.
+    pub(super) rank: u32,
+    pub(super) ranks: NonZeroU32,
     spinning: Spinning,
     /// At so many barriers it has arrived.
-    barriers: u64,
+    pub(super) barriers: u64,
     /// So many chunks were done.
-    chunks: u64,
-    blocks: Blocks,
+    pub(super) chunks: u64,
+    pub(super) blocks: Blocks,
+    /// Of who is connected to switches for all of them.
+    pub(super) wire: Option<Wire>,
     /// When it was looked last whether the others live.
     looked: Instant,
 }
 
 /// A collective, and when it must be over.
-struct Task<'a> {
-    work: &'a Work,
-    descriptor: Descriptor,
+pub(super) struct Task<'a> {
+    pub(super) work: &'a Work,
+    pub(super) descriptor: Descriptor,
     /// Bytes of a rank's part, where vectors have parts, and of all else.
-    bytes: usize,
-    kernel: Option<Kernel>,
-    deadline: Instant,
+    pub(super) bytes: usize,
+    pub(super) kernel: Option<Kernel>,
+    pub(super) deadline: Instant,
     /// Set when it must end.
-    stop: &'a AtomicBool,
+    pub(super) stop: &'a AtomicBool,
 }
 
 impl Runner {
@@ -81,11 +88,12 @@ impl Runner {
         processes: Arc<MemberProcesses>,
         rank: u32,
         barriers: u64,
+        wire: Option<Wire>,
     ) -> Self {
         let ranks = NonZeroU32::new(area.world).unwrap_or(NonZeroU32::MIN);
-        let (spinning, blocks) = (Spinning::of(area.world), Blocks::new());
-        let (chunks, looked) = (0, Instant::now());
-        Self { area, processes, rank, ranks, spinning, barriers, chunks, blocks, looked }
+        let blocks = Blocks::new(area.members.has_others());
+        let (spinning, chunks, looked) = (Spinning::of(area.world), 0, Instant::now());
+        Self { area, processes, rank, ranks, spinning, barriers, chunks, blocks, wire, looked }
     }
 
     /// Does the collective of this number.
@@ -106,6 +114,7 @@ impl Runner {
         };
         let task = Task { work, descriptor, bytes, kernel, deadline, stop };
         match self.is_small(&task) {
+            _ if self.area.members.has_others() => self.run_hosts(&task)?,
             true => self.run_small(&task)?,
             false => self.run_chunks(&task)?,
         }
@@ -114,7 +123,7 @@ impl Runner {
     }
 
     /// Says what is called, and waits until all have said the same.
-    fn agree(&mut self, task: &Task<'_>) -> Result<(), Stop> {
+    pub(super) fn agree(&mut self, task: &Task<'_>) -> Result<(), Stop> {
         if let Some(failure) = self.area.announce(self.rank, &task.descriptor) {
             return Err(self.fail(failure));
         }
@@ -122,7 +131,7 @@ impl Runner {
     }
 
     /// Arrives at the next barrier, and waits until all have.
-    fn pass(&mut self, task: &Task<'_>) -> Result<(), Stop> {
+    pub(super) fn pass(&mut self, task: &Task<'_>) -> Result<(), Stop> {
         self.barriers += 1;
         let barrier = self.barriers;
         self.area.arrive(self.rank, barrier);
@@ -147,14 +156,20 @@ impl Runner {
             return Err(self.fail(failure));
         }
         if now >= task.deadline && !self.area.is_passed(barrier) {
-            let late = (0..self.area.world).filter(|&rank| self.area.lacks(rank, barrier));
+            let members = &self.area.members;
+            let late = || (0..self.area.world).filter(|&rank| self.area.lacks(rank, barrier));
+            // Who is on the wire waits for other hosts, most likely, and hears which.
+            if members.has_others() && late().eq([0]) && now < task.deadline + WIRE_PATIENCE {
+                return Ok(NAP);
+            }
+            let late = late().map(|place| members.rank(place));
             return Err(self.fail(Overdue::of(task.descriptor.sequence, late).into()));
         }
         Ok(task.deadline.saturating_duration_since(now))
     }
 
     /// Ends the group. Another rank may have done so first, and better.
-    fn fail(&self, failure: Failure) -> Stop {
+    pub(super) fn fail(&self, failure: Failure) -> Stop {
         self.area.fail(&failure);
         Stop::Failed(self.area.failure().unwrap_or(failure).into())
     }
