@@ -1,4 +1,5 @@
-//! Ranks that share memory and are processes: some of them are killed or stopped, or call something else.
+//! Ranks that share memory and are processes: some of them are killed or stopped, or call something else. They are of one
+//! host, or of two, which are labels here.
 //!
 //! A rank is this program again, told by its environment which one, and by its stdin what to do.
 
@@ -19,8 +20,14 @@ use ReduceOperation::Sum;
 
 const PART: &str = "MILLSTREAM_RANK_OF_A_TEST";
 
-/// Within this, the others hear of a death.
+/// Within this, the others hear of a death, and those of other hosts within the second.
 const BOUND: Duration = Duration::from_secs(1);
+const BOUND_ELSEWHERE: Duration = Duration::from_secs(5);
+
+const ONE_HOST: &str = "one";
+
+/// What each of four ranks is of.
+const TWO_HOSTS: [&str; 4] = ["a", "b", "b", "a"];
 
 /// Says something on a line that the test harness has no part in.
 fn answer(what: &str) {
@@ -31,7 +38,9 @@ fn answer(what: &str) {
 fn part_of_another_test() {
     let Ok(words) = env::var(PART) else { return };
     let words: Vec<&str> = words.split(' ').collect();
-    let [controller, world, rank, bind, milliseconds] = words[..] else { panic!("{words:?}") };
+    let [controller, world, rank, bind, milliseconds, label] = words[..] else {
+        panic!("{words:?}")
+    };
     let device = Device::open_soft(&SoftConfig::new(bind.parse().unwrap())).unwrap();
     let (world, rank) = (world.parse().unwrap(), rank.parse().unwrap());
     let config = JoinConfig::new(
@@ -42,9 +51,10 @@ fn part_of_another_test() {
         &device,
     );
     let call_timeout = Duration::from_millis(milliseconds.parse().unwrap());
-    let config = JoinConfig { path: Path::SharedMemory, call_timeout, ..config };
+    let path = if label == ONE_HOST { Path::SharedMemory } else { Path::Auto };
+    let config = JoinConfig { path, host_label: label.to_owned(), call_timeout, ..config };
     let mut communicator = Communicator::join(&config).unwrap();
-    assert_eq!(communicator.switch(), None);
+    assert!(communicator.sharing().contains(&rank));
     answer("joined");
     for line in std::io::stdin().lines() {
         let line = line.unwrap();
@@ -109,18 +119,24 @@ impl Drop for Rank {
 }
 
 fn start(cluster: &Cluster, world: u32, call_timeout: Duration) -> Vec<Rank> {
-    let start = |rank: u32| {
+    start_at(cluster, &vec![ONE_HOST; world as usize], call_timeout)
+}
+
+/// Ranks at these hosts.
+fn start_at(cluster: &Cluster, hosts: &[&str], call_timeout: Duration) -> Vec<Rank> {
+    let world = hosts.len();
+    let start = |(rank, label): (usize, &&str)| {
         let mut command = Command::new(env::current_exe().unwrap());
         command.args(["--exact", "part_of_another_test", "--nocapture"]);
         let (controller, bind) = (cluster.controller, address());
         let milliseconds = call_timeout.as_millis();
-        command.env(PART, format!("{controller} {world} {rank} {bind} {milliseconds}"));
+        command.env(PART, format!("{controller} {world} {rank} {bind} {milliseconds} {label}"));
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let stdin = child.stdin.take().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         Rank { child, stdin, lines }
     };
-    let mut ranks: Vec<Rank> = (0..world).map(start).collect();
+    let mut ranks: Vec<Rank> = hosts.iter().enumerate().map(start).collect();
     for rank in &mut ranks {
         assert_eq!(rank.hear(), "joined");
     }
@@ -223,4 +239,51 @@ fn who_calls_something_else_is_named_before_the_last_one_has_called() {
     }
     ranks[1].say("sum 5000");
     assert_eq!(ranks[1].hear(), differ);
+}
+
+#[test]
+fn who_is_killed_is_named_on_its_host_within_a_second_and_elsewhere_within_five() {
+    let cluster = Cluster::start(1);
+    // Rank 2 has others send for it, and rank 1 sends for it.
+    for (victim, count) in [(2, 10), (2, 1 << 20), (1, 1 << 20)] {
+        let mut ranks = start_at(&cluster, &TWO_HOSTS, PATIENT);
+        sums(&mut ranks, 400_000);
+        let mut dead = ranks.remove(victim);
+        ranks.iter_mut().for_each(|rank| rank.say(&format!("sum {count}")));
+        let pid = dead.child.id();
+        let stopwatch = Stopwatch::start();
+        dead.child.kill().unwrap();
+        let lost = format!("error: rank {victim} is lost: process {pid} of this machine has ended");
+        // Of the others one is of its host: rank 1 or 2.
+        assert_eq!(ranks[1].hear(), lost);
+        let took = stopwatch.took();
+        assert!(took.own() < BOUND, "{took}");
+        for rank in [0, 2] {
+            let heard = ranks[rank].hear();
+            let start = format!("error: rank {victim} is lost: ");
+            assert!(heard.starts_with(&start), "{heard}");
+        }
+        let took = stopwatch.took();
+        assert!(took.own() < BOUND_ELSEWHERE, "{took}");
+    }
+}
+
+#[test]
+fn who_is_killed_while_its_host_waits_for_others_is_named() {
+    let cluster = Cluster::start(1);
+    let mut ranks = start_at(&cluster, &TWO_HOSTS, PATIENT);
+    sums(&mut ranks, 10);
+    // It has called, and so has the other rank of its host; the other host has not.
+    let mut dead = ranks.remove(2);
+    dead.say("start 1000000");
+    assert_eq!(dead.hear(), "started");
+    ranks[1].say("sum 1000000");
+    dead.child.kill().unwrap();
+    for rank in [0, 2] {
+        ranks[rank].say("sum 1000000");
+    }
+    for rank in &mut ranks {
+        let heard = rank.hear();
+        assert!(heard.starts_with("error: rank 2 is lost: "), "{heard}");
+    }
 }
