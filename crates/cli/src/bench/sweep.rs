@@ -24,6 +24,7 @@ use super::figures::three_digits;
 use crate::collective::{
     MAX_HOSTS, Mode, Number, Parts, Path, Reference, data_types, is_defined, of_type, operations,
 };
+use crate::failure::usage;
 use crate::output;
 
 /// Arguments of `bench sweep`.
@@ -70,6 +71,9 @@ pub(crate) struct Arguments {
     /// By which way ranks reach each other
     #[arg(long, value_enum, default_value_t = Path::Switch)]
     path: Path,
+    /// With `--path auto`: ranks are dealt to so many hosts, of which each shares memory
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    hosts: u32,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -98,6 +102,9 @@ struct Table<'a> {
 }
 
 pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    if arguments.hosts > 1 && arguments.path != Path::Auto {
+        return Err(usage("--hosts needs --path auto"));
+    }
     let most = arguments.trees.iter().copied().max().unwrap_or(1);
     let cluster = Cluster::start(most)?;
     if !arguments.json {
@@ -110,7 +117,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let shapes = arguments.world.iter();
     let shapes = shapes.flat_map(|&world| arguments.trees.iter().map(move |&trees| (world, trees)));
     for (world, trees) in shapes {
-        let mut ranks = cluster.join(world, trees, arguments.path)?;
+        let mut ranks = cluster.join(world, trees, arguments)?;
         for &mode in &arguments.mode {
             for rank in &mut ranks {
                 rank.set_mode(mode.into());
@@ -357,14 +364,20 @@ impl Cluster {
     }
 
     /// All ranks of a group.
-    fn join(&self, world: u32, trees: u8, path: Path) -> anyhow::Result<Vec<Communicator>> {
+    fn join(
+        &self,
+        world: u32,
+        trees: u8,
+        arguments: &Arguments,
+    ) -> anyhow::Result<Vec<Communicator>> {
         let join = |rank| -> anyhow::Result<Communicator> {
             let open = |tree: u8| {
                 Device::open_soft(&SoftConfig::new(address(rank + u32::from(tree) * world)))
             };
             let group = format!("sweep of {world} over {trees}");
             let mut config = JoinConfig::new(self.controller, group, world, rank, &open(0)?);
-            config.path = path.into();
+            config.path = arguments.path.into();
+            config.host_label = format!("host {}", rank % arguments.hosts);
             for tree in 1..trees {
                 config.more_devices.push(open(tree)?);
             }

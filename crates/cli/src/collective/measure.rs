@@ -37,6 +37,8 @@ pub(crate) struct Report {
     /// Why the ranks take the place of a switch, where they do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) fallback: Option<String>,
+    /// By which way it went: `switch`, `shared-memory`, or `hosts`, which is both.
+    pub(crate) path: String,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
@@ -75,6 +77,7 @@ fn measure_of<T: Number>(
     let Repetitions { iters, warmup_iters, verify } = repetitions;
     let (rank, world, call) = (communicator.rank(), communicator.world(), work.call);
     let fallback = communicator.fallback().map(str::to_owned);
+    let path = communicator.route().name().to_owned();
     communicator.set_mode(work.reduction.mode.into());
     let mut vectors = Vectors::<T>::new(communicator, work, count)?;
     for _ in 0..warmup_iters {
@@ -120,6 +123,7 @@ fn measure_of<T: Number>(
         checked,
         wrong,
         fallback,
+        path,
     })
 }
 

@@ -7,7 +7,7 @@ mod work;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use millstream_collective::{Collective, Communicator};
+use millstream_collective::{Collective, Communicator, Route};
 
 pub(crate) use measure::{Latency, Parts, Report};
 pub(crate) use number::{Number, Reference, of_type};
@@ -100,12 +100,28 @@ pub(crate) fn take_part(
 
 /// By which way the ranks reach each other, in words.
 fn way(communicator: &Communicator) -> String {
+    let rank = communicator.rank();
+    match (communicator.route(), communicator.sharing()) {
+        (Route::SharedMemory, _) => "through shared memory".to_owned(),
+        (Route::Hosts, [first, ..]) if *first != rank => {
+            format!("through shared memory and by rank {first} of this host")
+        }
+        (Route::Hosts, [_, others @ ..]) if !others.is_empty() => {
+            let count = others.len();
+            format!("for {count} more of this host through shared memory, {}", over(communicator))
+        }
+        (Route::Switch | Route::Hosts, _) => over(communicator),
+    }
+}
+
+/// Which switches a rank is connected to.
+fn over(communicator: &Communicator) -> String {
     let hosts = communicator.fallback().is_some();
     let what = if hosts { "that of" } else { "switch" };
     let one = |(name, address)| format!("{what} {} at {address}", output::escaped(name));
     let all: Vec<String> = communicator.switches().map(one).collect();
     match &all[..] {
-        [] => "through shared memory".to_owned(),
+        [] => "over no switch".to_owned(),
         [only] if hosts => format!("over a switch of the ranks' own, {only}"),
         several if hosts => {
             format!(

@@ -48,6 +48,9 @@ pub(crate) struct Participation {
     /// By which way the ranks reach each other
     #[arg(long, value_enum, default_value_t = Path::Auto)]
     pub(super) path: Path,
+    /// Divides a machine: only ranks with the same label can share memory
+    #[arg(long, value_name = "L", default_value = "")]
+    pub(super) host_label: String,
     /// Sums, products and averages of floats do not depend on which host comes first
     #[arg(long)]
     pub(super) reproducible: bool,
@@ -98,6 +101,7 @@ pub(super) fn join(arguments: &Participation) -> anyhow::Result<Communicator> {
     let mut config = JoinConfig::new(controllers.clone(), &arguments.group, world, rank, &device);
     config.more_devices = more_devices;
     config.path = arguments.path.into();
+    config.host_label.clone_from(&arguments.host_label);
     config.reproducible = arguments.reproducible;
     config.fallback = arguments.fallback == Fallback::On;
     config.token = arguments.proofs.token()?;

@@ -52,11 +52,11 @@ impl From<Mode> for millstream_collective::Mode {
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Path {
-    /// Through shared memory where all ranks are of one machine, else over switches
+    /// Through shared memory among the ranks of one machine, over switches between machines
     Auto,
-    /// Over switches, also on one machine
+    /// Over switches, each rank for itself, also on one machine
     Switch,
-    /// Through shared memory, or not at all
+    /// Through shared memory alone, or not at all
     SharedMemory,
 }
 
