@@ -197,7 +197,7 @@ impl Controller {
         let willing: Vec<SwitchId> = fallback.switches.iter().filter(willing).copied().collect();
         let mut nodes: HashMap<SwitchId, usize> = HashMap::new();
         let mut trees = Vec::new();
-        let wired = group.wired().count();
+        let wired = group.wired_count();
         for number in 0..MAX_TREES.min(wired) {
             let members = group.wired();
             let hosts: Vec<IpAddr> =

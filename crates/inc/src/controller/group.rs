@@ -214,6 +214,11 @@ impl Group {
         all.filter(|&(rank, _)| self.is_wired(rank))
     }
 
+    /// How many these are of all, once it is full.
+    pub(super) fn wired_count(&self) -> usize {
+        if self.hosts.is_empty() { self.world as usize } else { self.hosts.len() }
+    }
+
     /// Whether it is on a switch, or about to be.
     pub(super) fn uses(&self, switch: SwitchId) -> bool {
         self.trees.as_ref().is_some_and(|trees| trees.contains(switch))

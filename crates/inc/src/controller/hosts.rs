@@ -176,7 +176,7 @@ impl Controller {
         member.ends = ends;
         group.connected += 1;
         group.path_mtu = group.path_mtu.min(path_mtu);
-        if group.connected as usize == group.wired().count() {
+        if group.connected as usize == group.wired_count() {
             self.begin(id);
         }
     }
