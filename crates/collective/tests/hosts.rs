@@ -306,6 +306,20 @@ fn who_differs_is_named_on_all_hosts_whether_its_host_does_or_the_switch() {
     }
 }
 
+#[test]
+fn who_differs_is_named_by_the_whole_call_over_several_trees_too() {
+    let cluster = Cluster::start(2);
+    for _ in 0..3 {
+        let joined = join_all(configs(&cluster, "trees", TWO, 2));
+        let mut ranks: Vec<_> = joined.into_iter().map(Result::unwrap).collect();
+        // The first chunks differ, too.
+        for error in outcomes(&mut ranks, &[400_000, 400_001, 400_001, 400_000]) {
+            let what = "rank 1 has count 400001 where rank 0 has 400000";
+            assert!(error.to_string().ends_with(what), "{error}");
+        }
+    }
+}
+
 /// Rank 2 does not call before the others have heard who is late; what all hear. A host whose time is over first is that of
 /// this number.
 fn late(cluster: &Cluster, first: u32) -> Vec<CollectiveError> {

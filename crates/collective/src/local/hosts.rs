@@ -123,10 +123,14 @@ impl Runner {
             step.checked_sub(later).filter(|&number| number < count).map(&chunk)
         };
         let last = count - 1 + TAKEN;
-        let mut sent = [None; RESULT as usize];
+        let (mut agreement, mut sent) = (None, [None; RESULT as usize]);
         for step in 0..=last {
             // First, since the wire is what is scarce.
             if let Some(chunk) = at(step, SENT) {
+                // On another tree a chunk might differ first, and not in what the ranks have called.
+                if let Some(number) = agreement.take() {
+                    self.await_wire(task, number)?;
+                }
                 self.gather_parts(task, &chunk);
                 sent[(chunk.number % RESULT) as usize] = self.send(task, &chunk)?;
             }
@@ -148,7 +152,7 @@ impl Runner {
             match step {
                 0 => {
                     self.agree(task)?;
-                    self.agree_with_hosts(task)?;
+                    agreement = self.agree_with_hosts(task)?;
                 }
                 step if step < last => self.pass(task)?,
                 _ => {}
@@ -162,11 +166,11 @@ impl Runner {
         task.deadline.saturating_duration_since(Instant::now()).saturating_add(HOSTS_FIRST)
     }
 
-    /// Who is on the wire has the hosts agree on the call.
-    fn agree_with_hosts(&self, task: &Task<'_>) -> Result<(), Stop> {
-        let Some(wire) = &self.wire else { return Ok(()) };
+    /// Who is on the wire has the hosts agree on the call; gives the number of that.
+    fn agree_with_hosts(&self, task: &Task<'_>) -> Result<Option<u64>, Stop> {
+        let Some(wire) = &self.wire else { return Ok(None) };
         let started = wire.agree(task.work, Self::limit(task));
-        started.map(|_| ()).map_err(|error| self.wire_failed(task, error))
+        started.map(Some).map_err(|error| self.wire_failed(task, error))
     }
 
     /// Who is on the wire sends a chunk; gives the number of that.
