@@ -395,6 +395,42 @@ mod tests {
         assert!(batch.is_finished());
     }
 
+    /// A thread that copies looks whether a task has left, and claims a slice of it later.
+    #[test]
+    fn who_was_about_to_claim_slices_of_a_task_that_moves_gets_none() {
+        for length in [1024, 4096] {
+            let (batch, task) = batch(length);
+            let place = batch.shared.tasks.get(0);
+            assert!(!place.has_left());
+            let whole = task.claim_rest().unwrap().1;
+            assert!(task.slices_left(whole, &error()) && place.moves_to(5));
+            let none = || {
+                assert_eq!((task.claim(), task.claim_rest()), (None, None), "{length}");
+                assert!(!task.end_rest(TransferState::Timeout));
+                task.fail_rest(&error());
+                assert_eq!(batch.status(0).unwrap().state, TransferState::Pending);
+            };
+            none();
+            assert_eq!(task.claim_whole(), Some(whole), "it is its next owner's");
+            assert_eq!(task.claim_whole(), None);
+            none();
+            EndedTasks::default().slices_done(&task.batch, 0, whole, length);
+            assert_eq!(batch.status(0).unwrap().state, TransferState::Completed);
+            assert!(batch.is_finished());
+        }
+    }
+
+    #[test]
+    fn a_task_that_moves_to_where_there_is_no_way_fails() {
+        let (batch, task) = batch(4096);
+        assert_eq!(task.claim_whole(), Some(4));
+        assert!(batch.shared.tasks.get(0).moves_to(5));
+        task.fail_whole(&error());
+        task.fail_whole(&error());
+        assert_eq!(batch.status(0).unwrap().state, TransferState::Failed);
+        assert!(batch.is_finished());
+    }
+
     #[test]
     fn a_task_that_is_to_end_is_not_left() {
         let (batch, task) = batch(4096);

@@ -34,7 +34,8 @@ pub(crate) struct Task {
     target: AtomicU64,
     length: AtomicU64,
     slices: AtomicU64,
-    /// The next slice that nobody has claimed.
+    /// The next slice that nobody has claimed. Once its transport leaves it, none is claimed any more: its next one
+    /// takes it as a whole.
     next: AtomicU64,
     /// Slices that are not finished, claimed or not.
     unfinished: AtomicU64,
@@ -91,6 +92,8 @@ type Owner = (Weak<dyn EndTask>, TaskId);
 struct Moves {
     /// How often it does.
     count: AtomicU8,
+    /// It has moved, and its next owner has not taken it yet.
+    unclaimed: AtomicBool,
     /// Bytes that had arrived before: they have, whatever becomes of them when all is done again.
     arrived: AtomicU64,
     /// Who does it after each move.
@@ -370,7 +373,9 @@ impl<'a> TaskRef<'a> {
         self.transport.store(transport | MOVED, Ordering::Relaxed);
         self.transferred.store(0, Ordering::Release);
         self.unfinished.store(self.slices(), Ordering::Relaxed);
-        self.give_back();
+        // Not by its slices: a thread that was about to claim some for its transport of before may do so yet.
+        debug_assert!(self.next.load(Ordering::Relaxed) >= self.slices());
+        moves.unclaimed.store(true, Ordering::Release);
         true
     }
 
@@ -528,9 +533,22 @@ impl TaskHandle {
 
     /// Claims all of it for who does it as a whole: how many slices that is, if any.
     pub(crate) fn claim_whole(&self) -> Option<u64> {
-        let rest = self.task().stop();
-        self.task().given_away.store(rest > 0, Ordering::SeqCst);
+        let task = self.task();
+        if task.transport.load(Ordering::Relaxed) & MOVED != 0 {
+            let moves = task.rare().and_then(|rare| rare.moves.get());
+            let unclaimed = moves.is_some_and(|it| it.unclaimed.swap(false, Ordering::Acquire));
+            return unclaimed.then(|| task.slices());
+        }
+        let rest = task.stop();
+        task.given_away.store(rest > 0, Ordering::SeqCst);
         (rest > 0).then_some(rest)
+    }
+
+    /// Fails it, if nobody has begun to do it as a whole.
+    pub(crate) fn fail_whole(&self, error: &TransferError) {
+        if let Some(slices) = self.claim_whole() {
+            self.slices_failed(slices, error);
+        }
     }
 
     /// All that nobody has claimed yet, at once, and how many slices that is. Not of one that has

@@ -505,7 +505,7 @@ impl Transport for RdmaTransport {
                     let reason = FailureReason::NoPath(reason);
                     let error = TransferError { peer, nic: "none".into(), reason };
                     let handles = runs.iter().flat_map(|run| run.handles(batch));
-                    handles.for_each(|task| task.fail_rest(&error));
+                    handles.for_each(|task| task.fail_whole(&error));
                 }
             }
         }

@@ -395,7 +395,7 @@ impl Transport for TcpTransport {
                 let reason = FailureReason::NoPath(reason.to_owned());
                 let peer = run.segment.name.as_str().into();
                 let error = TransferError { peer, nic: NAME.into(), reason };
-                run.handles(batch).for_each(|task| task.fail_rest(&error));
+                run.handles(batch).for_each(|task| task.fail_whole(&error));
             };
             match self.route(run.segment.id) {
                 // It was closed since it was looked for.
