@@ -1,6 +1,7 @@
 //! Segment descriptors: what a segment offers to its peers.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::num::NonZeroU64;
 
 use serde::{Deserialize, Deserializer, Serialize};
@@ -80,6 +81,10 @@ pub struct SegmentDesc {
     /// The same, where those only are served who prove by a certificate who they are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tcp_tls_port: Option<u16>,
+    /// Where its process answers besides, at the addresses of its devices: for who is cut off from the one that its
+    /// name leads to. Mooncake does not say.
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "null_is_default")]
+    pub control_addresses: Vec<SocketAddr>,
     /// Which start of its process this is, as in the handshake; Mooncake does not say. Addresses
     /// and keys mean nothing to another one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -312,6 +317,10 @@ impl SegmentDesc {
                 self.buffers.len()
             ));
         }
+        if self.control_addresses.len() > MAX_DEVICES {
+            let count = self.control_addresses.len();
+            return Some(format!("{count} addresses where it answers, more than {MAX_DEVICES}"));
+        }
         if let Some(index) = self.devices.iter().position(|device| device.name.is_empty()) {
             return Some(format!("device {index} has no name"));
         }
@@ -413,6 +422,7 @@ mod tests {
             tcp_message_version: None,
             tcp_token_port: None,
             tcp_tls_port: None,
+            control_addresses: Vec::new(),
             incarnation: None,
             timestamp: "2026-11-21 01:49:20.352931".to_owned(),
         }
@@ -424,6 +434,23 @@ mod tests {
     fn json_both_ways() {
         assert_eq!(String::from_utf8(example().to_json()).unwrap(), EXAMPLE);
         assert_eq!(SegmentDesc::from_json(EXAMPLE.as_bytes()).unwrap(), example());
+    }
+
+    #[test]
+    fn the_addresses_where_it_answers_are_text_and_not_too_many() {
+        let mut descriptor = example();
+        descriptor.control_addresses =
+            ["192.0.2.2:7001", "[2001:db8::2]:7001"].map(|it| it.parse().unwrap()).into();
+        let text = descriptor.to_json();
+        assert_eq!(SegmentDesc::from_json(&text).unwrap(), descriptor);
+        let text = String::from_utf8(text).unwrap();
+        let expected = r#""control_addresses":["192.0.2.2:7001","[2001:db8::2]:7001"]"#;
+        assert!(text.contains(expected), "{text}");
+        let absent = text.replace(expected, r#""control_addresses":null"#);
+        assert_eq!(SegmentDesc::from_json(absent.as_bytes()).unwrap().control_addresses, []);
+        descriptor.control_addresses = vec![descriptor.control_addresses[0]; MAX_DEVICES + 1];
+        let error = SegmentDesc::from_json(&descriptor.to_json()).unwrap_err().to_string();
+        assert!(error.contains("257 addresses where it answers"), "{error}");
     }
 
     #[test]

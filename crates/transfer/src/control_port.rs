@@ -1,35 +1,40 @@
 //! The control port: where an engine answers its peers, at the address of its name and, if that is one of its NICs', at
 //! those of all. Fences are asked for there, so it has to be reached when one NIC is cut off.
+//!
+//! At the other NICs it has ports of their own, which the descriptor names: that of the name may be another engine's
+//! there, or may become one's.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use millstream_metadata::{Gate, Handler, Server, ServerConfig};
 
-use crate::listen::listen_at;
+use crate::listen::listen;
 
-/// The servers of an engine, all with one port and one handler. Dropping it ends them.
+/// The servers of an engine, all with one handler. Dropping it ends them.
 #[derive(Debug)]
 pub(crate) struct ControlPort {
     address: SocketAddr,
     config: ServerConfig,
+    ports: Option<RangeInclusive<u16>>,
     backlog: u16,
     servers: Mutex<Vec<Server>>,
 }
 
 impl ControlPort {
-    /// Answers at a socket that listens.
+    /// Answers at a socket that listens. Others are looked for among these `ports`, if there are any.
     pub(crate) fn new(
         listener: TcpListener,
         config: ServerConfig,
-        backlog: u16,
+        (ports, backlog): (Option<RangeInclusive<u16>>, u16),
         gate: Option<Gate>,
         handler: Arc<dyn Handler>,
     ) -> io::Result<Self> {
         let address = listener.local_addr()?;
         let server = Server::guarded(listener, config, gate, handler)?;
-        Ok(Self { address, config, backlog, servers: Mutex::new(vec![server]) })
+        Ok(Self { address, config, ports, backlog, servers: Mutex::new(vec![server]) })
     }
 
     /// Where it was begun to listen.
@@ -37,33 +42,39 @@ impl ControlPort {
         self.address
     }
 
-    /// Answers at these addresses of NICs, too, by the same port, if its own is one of them: who is to be asked at
-    /// another network, or on this machine only, stays so. Where the port is taken, peers have the others.
+    /// Answers at these addresses of NICs, too, if its own is one of them: who is to be asked at another network, or on
+    /// this machine only, stays so. Where it cannot listen, peers have the others. Returns where it answers at NICs.
     pub(crate) fn listen_also(
         &self,
-        addresses: &[IpAddr],
+        nics: &[IpAddr],
         gate: impl Fn() -> Option<Gate>,
         handler: &Arc<dyn Handler>,
-    ) {
-        if !addresses.contains(&self.address.ip()) {
-            return;
+    ) -> Vec<SocketAddr> {
+        let own = self.address;
+        if own.ip().is_unspecified() {
+            let heard = nics.iter().filter(|nic| nic.is_ipv4() == own.is_ipv4());
+            return heard.map(|&nic| SocketAddr::new(nic, own.port())).collect();
+        }
+        if !nics.contains(&own.ip()) {
+            return Vec::new();
         }
         let mut servers = self.servers.lock().unwrap_or_else(PoisonError::into_inner);
-        for &address in addresses {
-            let at = SocketAddr::new(address, self.address.port());
-            if servers.iter().any(|server| server.address() == at) {
+        for &nic in nics {
+            if servers.iter().any(|server| server.address().ip() == nic) {
                 continue;
             }
-            let server = listen_at(at, self.backlog).and_then(|listener| {
+            let at = SocketAddr::new(nic, 0);
+            let server = listen(at, self.ports.as_ref(), self.backlog).and_then(|listener| {
                 Server::guarded(listener, self.config, gate(), Arc::clone(handler))
             });
             match server {
                 Ok(server) => servers.push(server),
                 Err(error) => {
-                    tracing::warn!(%at, %error, "peers cannot ask here, should other NICs be cut off");
+                    tracing::warn!(%nic, %error, "peers cannot ask here, should other NICs be cut off");
                 }
             }
         }
+        servers.iter().map(Server::address).collect()
     }
 
     /// Answers only where it was begun to.

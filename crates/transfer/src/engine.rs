@@ -162,8 +162,9 @@ impl TransferEngine {
         if inner.policy == Policy::Tent {
             copies.leave_to(inner.own.clone());
         }
-        let (gate, backlog) = (inner.gate(Purpose::Handshake), config.listen_backlog);
-        let control = ControlPort::new(listener, config.server, backlog, gate, inner.answer());
+        let gate = inner.gate(Purpose::Handshake);
+        let sockets = (config.ports, config.listen_backlog);
+        let control = ControlPort::new(listener, config.server, sockets, gate, inner.answer());
         let control = control.map_err(failed)?;
         let address = control.address();
         let engine = Self { inner, control: Some(control), address };
@@ -209,14 +210,15 @@ impl TransferEngine {
         *inner.devices.write().unwrap_or_else(PoisonError::into_inner) = transport.devices();
         // Before it is published: peers call at all addresses that they know then.
         if let Some(control) = &self.control {
-            let addresses = transport.addresses();
-            control.listen_also(&addresses, || inner.gate(Purpose::Handshake), &inner.answer());
+            let (nics, gate) = (transport.addresses(), || inner.gate(Purpose::Handshake));
+            inner.answers_at(control.listen_also(&nics, gate, &inner.answer()));
         }
         let transport: Arc<dyn Transport> = Arc::new(transport);
         let installed = inner.install(Arc::clone(&transport));
         if installed.is_err() {
             if let Some(control) = &self.control {
                 control.listen_there_only();
+                inner.answers_at(Vec::new());
             }
             *inner.devices.write().unwrap_or_else(PoisonError::into_inner) = Arc::default();
         }
@@ -746,6 +748,11 @@ impl Inner {
 
     pub(crate) fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Where peers reach it.
+    pub(crate) fn host(&self) -> &str {
+        &self.address.host
     }
 
     pub(crate) fn incarnation(&self) -> u64 {

@@ -5,6 +5,7 @@
 //! written if it is of an older one. Where a server keeps it for others, it is written at once, but once for
 //! all who wait for it: while one call of the server is under way, others gather for the next.
 
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
@@ -25,6 +26,8 @@ pub(crate) struct Publication {
     published: Mutex<Option<u64>>,
     at_server: Mutex<AtServer>,
     size: Mutex<Size>,
+    /// Where the engine answers at its NICs.
+    control_addresses: Mutex<Vec<SocketAddr>>,
 }
 
 /// What became of versions that a metadata server was to have.
@@ -182,6 +185,17 @@ impl Inner {
         self.add(&[])
     }
 
+    fn control_addresses(&self) -> MutexGuard<'_, Vec<SocketAddr>> {
+        self.publication.control_addresses.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where the engine answers at its NICs, as is to be told from now on. Where its name leads needs no telling.
+    pub(crate) fn answers_at(&self, addresses: Vec<SocketAddr>) {
+        let own = self.host().parse::<IpAddr>().ok();
+        let others = addresses.into_iter().filter(|address| Some(address.ip()) != own);
+        *self.control_addresses() = others.collect();
+    }
+
     fn describe(&self) -> SegmentDesc {
         let mut descriptor = self.describe_engine();
         let regions = self.memory().regions.read().unwrap_or_else(PoisonError::into_inner);
@@ -196,6 +210,7 @@ impl Inner {
         let mut descriptor = SegmentDesc {
             name: self.name().to_owned(),
             protocol: "local".to_owned(),
+            control_addresses: self.control_addresses().clone(),
             incarnation: Some(self.incarnation()),
             timestamp: timestamp(SystemTime::now()),
             ..SegmentDesc::default()

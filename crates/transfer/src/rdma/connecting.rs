@@ -168,7 +168,7 @@ impl Peer {
                     self.control.refused(place);
                 }
                 // At the address of a NIC it may not listen.
-                if refused && place == 0 {
+                if refused && place.is_none() {
                     self.gone(asked, reason.clone());
                 }
                 return Err(reason);
@@ -177,7 +177,7 @@ impl Peer {
         let reply = HandShakeDesc::from_json(&reply.body)
             .map_err(|error| FailureReason::Handshake(error.to_string()))?;
         // Only at the address of its name may it be another process now. At that of a NIC somebody else may listen.
-        if place != 0 && (asked.is_none() || reply.incarnation != asked) {
+        if place.is_some() && (asked.is_none() || reply.incarnation != asked) {
             self.control.refused(place);
             let what = "somebody else answers at the address of its NIC".to_owned();
             return Err(FailureReason::Handshake(what));

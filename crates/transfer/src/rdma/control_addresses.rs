@@ -1,10 +1,10 @@
-//! Where a peer is called: at the address of its name, and while that is silent, at those of its NICs.
+//! Where a peer is called: at the address of its name, and while that is silent, at the others where it answers.
 //!
-//! A peer with several NICs answers at all of them by one port. So it can be asked for a fence, and to connect, when
-//! the NIC is cut off that its name leads to.
+//! A peer with several NICs answers at all of them, and says so in its descriptor. So it can be asked for a fence, and to
+//! connect, when the NIC is cut off that its name leads to.
 
-use std::net::IpAddr;
-use std::sync::{Mutex, PoisonError};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use millstream_metadata::HostPort;
@@ -14,40 +14,41 @@ use millstream_transfer_core::Instant;
 /// milliseconds, and fences are asked for every 250 ms.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// A place among the addresses: 0 is that of the name.
-pub(super) type Place = usize;
+/// One of the addresses; none is that of the name.
+pub(super) type Place = Option<SocketAddr>;
 
 /// The addresses, and at which the next call is made.
-#[derive(Debug)]
-pub(super) struct ControlAddresses {
-    /// Of its NICs.
-    nics: Box<[IpAddr]>,
-    turn: Mutex<Turn>,
-}
+#[derive(Debug, Default)]
+pub(super) struct ControlAddresses(Mutex<Turn>);
 
 #[derive(Debug, Default)]
 struct Turn {
+    /// At its NICs.
+    nics: Vec<SocketAddr>,
     at: Place,
     /// Of those of NICs, the one that was tried last.
     last: Place,
     /// Since when a call waits there for an answer.
     asked_at: Option<Instant>,
+    /// How often another address was called in its place, to avoid this one.
+    aside: Option<(IpAddr, usize)>,
 }
 
 impl ControlAddresses {
-    /// Those of these NICs, beside that of the name.
-    pub(super) fn new(nics: impl Iterator<Item = IpAddr>) -> Self {
-        let mut all: Vec<IpAddr> = Vec::new();
-        for nic in nics {
-            if !all.contains(&nic) {
-                all.push(nic);
-            }
+    fn turn(&self) -> MutexGuard<'_, Turn> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Those of its NICs, by the last descriptor: another start of its process has other ports there.
+    pub(super) fn set(&self, nics: &[SocketAddr]) {
+        let mut turn = self.turn();
+        if turn.nics != nics {
+            *turn = Turn { nics: nics.to_vec(), ..Turn::default() };
         }
-        Self { nics: all.into(), turn: Mutex::default() }
     }
 
     /// Where to call now, if `own` is the address of the name. Not by the NIC of `avoided`, which has just failed,
-    /// if there is another.
+    /// unless all others were called for that in vain.
     pub(super) fn choose(
         &self,
         now: Instant,
@@ -55,56 +56,61 @@ impl ControlAddresses {
         avoided: Option<IpAddr>,
     ) -> (Place, HostPort) {
         let own_ip = own.host.parse::<IpAddr>().ok();
-        let mut turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut turn = self.turn();
         if turn.asked_at.is_some_and(|since| since + PATIENCE <= now) {
-            let next = self.next(turn.last, own_ip, None);
+            let next = turn.others(turn.last, own_ip).next();
             turn.go_on(next);
         }
-        let here = if turn.at == 0 { own_ip } else { Some(self.nics[turn.at - 1]) };
+        let here = turn.at.map_or(own_ip, |at| Some(at.ip()));
         let mut at = turn.at;
-        if avoided.is_some() && here == avoided {
-            at = self.next(turn.at, own_ip, avoided).unwrap_or(at);
+        if let Some(avoided) = avoided.filter(|_| here == avoided) {
+            at = turn.step_aside(own_ip, avoided);
         }
         if at == turn.at {
             turn.asked_at.get_or_insert(now);
         }
-        match at {
-            0 => (0, own.clone()),
-            _ => (at, HostPort::from_address(self.nics[at - 1], own.port)),
-        }
-    }
-
-    /// The place behind this one of a NIC that is neither of these.
-    fn next(&self, after: Place, own: Option<IpAddr>, avoided: Option<IpAddr>) -> Option<Place> {
-        let count = self.nics.len();
-        (0..count).map(|step| (after + step) % count).find_map(|index| {
-            let nic = Some(self.nics[index]);
-            (nic != own && nic != avoided).then_some(index + 1)
-        })
+        (at, at.map_or_else(|| own.clone(), |at| HostPort::from_address(at.ip(), at.port())))
     }
 
     /// A call there was answered: it is a good address.
     pub(super) fn answered(&self, at: Place) {
-        let mut turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        (turn.at, turn.asked_at) = (at, None);
+        let mut turn = self.turn();
+        (turn.at, turn.asked_at, turn.aside) = (at, None, None);
     }
 
     /// A call there was refused: nobody listens, so who is there is asked at the address of the name.
     pub(super) fn refused(&self, at: Place) {
-        let mut turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut turn = self.turn();
         if turn.at == at {
-            (turn.at, turn.asked_at) = (0, None);
+            (turn.at, turn.asked_at) = (None, None);
         }
     }
 }
 
 impl Turn {
+    /// Those of NICs that do not have this address, in their order from the one behind `after` on.
+    fn others(&self, after: Place, own: Option<IpAddr>) -> impl Iterator<Item = SocketAddr> {
+        let before = after.and_then(|it| self.nics.iter().position(|nic| *nic == it));
+        let first = before.map_or(0, |before| before + 1);
+        let turns = self.nics.iter().cycle().skip(first).take(self.nics.len());
+        turns.copied().filter(move |nic| Some(nic.ip()) != own)
+    }
+
+    /// One after the other but this one, which is what is called now, and in the end it, too.
+    fn step_aside(&mut self, own: Option<IpAddr>, avoided: IpAddr) -> Place {
+        let before = self.aside.filter(|&(address, _)| address == avoided);
+        let before = before.map_or(0, |(_, before)| before);
+        self.aside = Some((avoided, before + 1));
+        let others = || self.others(self.at, own).filter(|nic| nic.ip() != avoided);
+        others().nth(before % (others().count() + 1)).or(self.at)
+    }
+
     /// To the NIC whose turn it is, or from a NIC back to the address of the name.
-    fn go_on(&mut self, next: Option<Place>) {
+    fn go_on(&mut self, next: Place) {
         self.asked_at = None;
         match next {
-            Some(next) if self.at == 0 => (self.at, self.last) = (next, next),
-            _ => self.at = 0,
+            Some(_) if self.at.is_none() => (self.at, self.last) = (next, next),
+            _ => self.at = None,
         }
     }
 }
@@ -125,8 +131,19 @@ mod tests {
         HostPort::from_address(nic(1), 7000)
     }
 
+    /// As at one of its NICs, at which it has a port of its own.
+    fn place(last: u8) -> Place {
+        Some(SocketAddr::new(nic(last), 7000 + u16::from(last)))
+    }
+
+    fn with(nics: &[u8]) -> ControlAddresses {
+        let addresses = ControlAddresses::default();
+        addresses.set(&nics.iter().filter_map(|&last| place(last)).collect::<Vec<_>>());
+        addresses
+    }
+
     fn three() -> ControlAddresses {
-        ControlAddresses::new([1, 2, 3, 2].into_iter().map(nic))
+        with(&[1, 2, 3])
     }
 
     fn chosen(addresses: &ControlAddresses, now: u64) -> (Place, String) {
@@ -137,47 +154,65 @@ mod tests {
     #[test]
     fn nics_are_called_while_the_name_is_silent() {
         let addresses = three();
-        let expected = |place, last| (place, format!("10.0.0.{last}:7000"));
-        assert_eq!(chosen(&addresses, 0), expected(0, 1));
-        addresses.answered(0);
-        assert_eq!(chosen(&addresses, 1000), expected(0, 1), "it was answered");
-        assert_eq!(chosen(&addresses, 1199), expected(0, 1));
+        let name = (None, own().to_string());
+        let other = |last| (place(last), format!("10.0.0.{last}:700{last}"));
+        assert_eq!(chosen(&addresses, 0), name);
+        addresses.answered(None);
+        assert_eq!(chosen(&addresses, 1000), name, "it was answered");
+        assert_eq!(chosen(&addresses, 1199), name);
         // The first is that of the name, which does not count twice.
-        assert_eq!(chosen(&addresses, 1200), expected(2, 2));
-        assert_eq!(chosen(&addresses, 1399), expected(2, 2));
-        assert_eq!(chosen(&addresses, 1400), expected(0, 1));
-        assert_eq!(chosen(&addresses, 1600), expected(3, 3));
-        addresses.answered(3);
-        assert_eq!(chosen(&addresses, 9000), expected(3, 3), "it is good");
+        assert_eq!(chosen(&addresses, 1200), other(2));
+        assert_eq!(chosen(&addresses, 1399), other(2));
+        assert_eq!(chosen(&addresses, 1400), name);
+        assert_eq!(chosen(&addresses, 1600), other(3));
+        addresses.answered(place(3));
+        assert_eq!(chosen(&addresses, 9000), other(3), "it is good");
         // One that listens there no more says nothing of the peer.
-        addresses.refused(3);
-        assert_eq!(chosen(&addresses, 9001), expected(0, 1));
-        assert_eq!(chosen(&addresses, 9201), expected(2, 2));
+        addresses.refused(place(3));
+        assert_eq!(chosen(&addresses, 9001), name);
+        assert_eq!(chosen(&addresses, 9201), other(2));
     }
 
     #[test]
     fn a_nic_that_has_failed_is_avoided() {
         let addresses = three();
         let fence = |rail| addresses.choose(at(0), &own(), Some(nic(rail))).0;
-        assert_eq!((fence(1), fence(2), fence(3)), (2, 0, 0));
-        assert_eq!(chosen(&addresses, 500).0, 2, "the name was asked at 0");
-        assert_eq!(addresses.choose(at(500), &own(), Some(nic(2))).0, 3);
+        assert_eq!((fence(2), fence(3)), (None, None));
+        // Nobody, or somebody else, may answer at the others.
+        assert_eq!([1; 5].map(fence), [place(2), place(3), None, place(2), place(3)]);
+        assert_eq!(chosen(&addresses, 500).0, place(2), "the name was asked at 0");
+        assert_eq!(addresses.choose(at(500), &own(), Some(nic(2))).0, place(3));
+    }
+
+    #[test]
+    fn another_start_of_the_process_is_called_at_its_own_ports() {
+        let addresses = three();
+        addresses.answered(place(3));
+        addresses.set(&[1, 2, 3].map(|last| place(last).unwrap()));
+        assert_eq!(chosen(&addresses, 0).0, place(3), "they are the same");
+        let others = [2, 3].map(|last| SocketAddr::new(nic(last), 8000));
+        addresses.set(&others);
+        assert_eq!(chosen(&addresses, 0).0, None);
+        assert_eq!(chosen(&addresses, 200).0, Some(others[0]));
+        // An answer of before is late: it is called there once more.
+        addresses.answered(place(3));
+        assert_eq!(chosen(&addresses, 300).0, place(3));
+        assert_eq!(chosen(&addresses, 500).0, None);
     }
 
     #[test]
     fn with_one_address_there_is_no_choice() {
-        for addresses in
-            [ControlAddresses::new([].into_iter()), ControlAddresses::new([nic(1)].into_iter())]
-        {
+        for addresses in [with(&[]), with(&[1])] {
             for now in [0, 300, 600] {
                 let (place, address) = addresses.choose(at(now), &own(), Some(nic(1)));
-                assert_eq!((place, address), (0, own()));
+                assert_eq!((place, address), (None, own()));
             }
         }
         // A name that is no address may lead anywhere.
-        let addresses = ControlAddresses::new([nic(1)].into_iter());
+        let addresses = with(&[1]);
         let name = HostPort { host: "host".to_owned(), port: 7000 };
-        assert_eq!(addresses.choose(at(0), &name, None).0, 0);
-        assert_eq!(addresses.choose(at(200), &name, None), (1, own()));
+        assert_eq!(addresses.choose(at(0), &name, None).0, None);
+        let first = HostPort::from_address(nic(1), 7001);
+        assert_eq!(addresses.choose(at(200), &name, None), (place(1), first));
     }
 }

@@ -232,6 +232,7 @@ impl RdmaTransport {
         let key = PeerKey { name, devices, has_incarnation };
         let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(peer) = peers.get(&key) {
+            peer.control.set(&descriptor.control_addresses);
             return Ok(Arc::clone(peer));
         }
         peers.retain(|_, peer| is_needed(peer));
@@ -251,6 +252,7 @@ impl RdmaTransport {
             let (shared, name) = (Arc::clone(&self.shared), segment.name.as_str().into());
             Peer::new(own.clone(), shared, name, has_incarnation, locations, rails, flow)
         });
+        peer.control.set(&descriptor.control_addresses);
         self.shared.timer.add(&peer);
         peers.insert(key, Arc::clone(&peer));
         Ok(peer)

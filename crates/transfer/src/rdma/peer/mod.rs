@@ -141,14 +141,12 @@ impl Peer {
             given_up: false,
             stopped: false,
         };
-        // Others listen where their names say.
-        let nics = rails.iter().filter(|_| has_incarnation).map(|way| way.gid.address());
         Self {
             own,
             shared,
             name,
             has_incarnation,
-            control: ControlAddresses::new(nics),
+            control: ControlAddresses::default(),
             rails: rails.into(),
             locations,
             state: Mutex::new(state),
