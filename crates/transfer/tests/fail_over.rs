@@ -3,15 +3,14 @@
 
 mod common;
 
-use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use common::node::sum;
+use common::node::{Process, say, sum};
 use common::relay::{Between, relayed};
 use common::{LONG, address, contents, pattern, private, request, shared, wait_for_first_bytes};
 use millstream_lab::Stopwatch;
@@ -45,61 +44,14 @@ fn engine(transports: &str) -> TransferEngine {
     engine
 }
 
-/// A process with an engine and a buffer. Dropped, it is killed.
-struct Node {
-    child: Child,
-    input: ChildStdin,
-    output: BufReader<ChildStdout>,
-    name: String,
+/// A process with an engine and a buffer.
+fn node(transports: &str) -> Process {
+    Process::start("a_node", ROLE, transports)
 }
 
-impl Node {
-    fn start(transports: &str) -> Self {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "a_node", "--nocapture"]).env(ROLE, transports);
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let input = child.stdin.take().unwrap();
-        let output = BufReader::new(child.stdout.take().unwrap());
-        let mut node = Self { child, input, output, name: String::new() };
-        node.name = node.hear();
-        node
-    }
-
-    fn hear(&mut self) -> String {
-        loop {
-            let mut line = String::new();
-            assert!(self.output.read_line(&mut line).unwrap() > 0, "it ended early");
-            if let Some((_, line)) = line.trim().split_once("node: ") {
-                return line.to_owned();
-            }
-        }
-    }
-
-    fn ask(&mut self, what: &str) -> String {
-        writeln!(self.input, "{what}").unwrap();
-        self.hear()
-    }
-
-    /// Fills its buffer with the pattern of this seed.
-    fn fill(&mut self, seed: u64) {
-        assert_eq!(self.ask(&format!("fill {seed}")), "filled");
-    }
-
-    fn sum(&mut self) -> u64 {
-        self.ask("sum").parse().unwrap()
-    }
-
-    fn signal(&self, signal: &str) {
-        let id = self.child.id().to_string();
-        assert!(Command::new("kill").args(["-s", signal, &id]).status().unwrap().success());
-    }
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// Has it fill its buffer with the pattern of this seed.
+fn fill(node: &mut Process, seed: u64) {
+    assert_eq!(node.ask(&format!("fill {seed}")), "filled");
 }
 
 /// The processes that the other tests start. As a test of its own, nothing.
@@ -108,14 +60,14 @@ fn a_node() {
     let Ok(role) = std::env::var(ROLE) else { return };
     let engine = engine(&role);
     let buffer = shared(&engine, LENGTH);
-    println!("node: {}", engine.name());
+    say(engine.name());
     for line in std::io::stdin().lines() {
         let line = line.unwrap();
         if line == "sum" {
-            println!("node: {}", sum(&contents(&buffer, 0, LENGTH)));
+            say(sum(&contents(&buffer, 0, LENGTH)));
         } else if let Some(seed) = line.strip_prefix("fill ") {
             buffer.write(0, &pattern(LENGTH, seed.parse().unwrap())).unwrap();
-            println!("node: filled");
+            say("filled");
         }
     }
     std::process::exit(0);
@@ -214,7 +166,7 @@ fn counts(engine: &TransferEngine, transport: &str) -> RequestCounts {
 /// Does batches until some requests of one have gone on over another transport: `harm` is done once bytes have moved
 /// in the first one. All are to complete, with these bytes at the target or here.
 fn go_on(
-    (engine, node): (&TransferEngine, &mut Node),
+    (engine, node): (&TransferEngine, &mut Process),
     (local, segment): (&Buffer, &Segment),
     (opcode, first, then): (Opcode, &str, &str),
     harm: impl FnOnce(),
@@ -223,7 +175,7 @@ fn go_on(
     for seed in 0.. {
         match opcode {
             Opcode::Write => local.write(0, &pattern(LENGTH, seed)).unwrap(),
-            Opcode::Read => node.fill(seed),
+            Opcode::Read => fill(node, seed),
         }
         let batch = submit(engine, &requests(opcode, local, segment));
         if let Some(harm) = harm.take() {
@@ -254,7 +206,7 @@ fn go_on(
 #[test]
 fn a_batch_goes_on_over_tcp_when_the_device_of_its_target_is_cut_off() {
     for opcode in [Opcode::Write, Opcode::Read] {
-        let (mut node, initiator) = (Node::start("rdma,tcp"), engine("rdma,tcp"));
+        let (mut node, initiator) = (self::node("rdma,tcp"), engine("rdma,tcp"));
         let between = Between::new(&node.name);
         let local = private(&initiator, LENGTH);
         let segment = initiator.open_segment(&between.name).unwrap();
@@ -263,7 +215,7 @@ fn a_batch_goes_on_over_tcp_when_the_device_of_its_target_is_cut_off() {
         if opcode == Opcode::Write {
             assert!(between.relay.fenced.load(Ordering::SeqCst) > 0, "behind a fence");
             // What was kept back comes now.
-            node.fill(77);
+            fill(&mut node, 77);
             between.relay.release();
             let into = private(&initiator, LENGTH);
             let start = Instant::now();
@@ -282,7 +234,7 @@ fn a_batch_goes_on_over_tcp_when_the_device_of_its_target_is_cut_off() {
 #[test]
 fn a_batch_goes_on_over_rdma_when_the_port_for_data_of_its_target_is_gone() {
     for opcode in [Opcode::Write, Opcode::Read] {
-        let (mut node, initiator) = (Node::start("tcp,rdma"), engine("tcp,rdma"));
+        let (mut node, initiator) = (self::node("tcp,rdma"), engine("tcp,rdma"));
         let between = Between::new(&node.name);
         let at = between.name.rsplit_once(':').unwrap().0.parse().unwrap();
         let mut port = Port::open(at, &node.name);
@@ -305,15 +257,14 @@ fn a_batch_goes_on_over_rdma_when_the_port_for_data_of_its_target_is_gone() {
 fn no_other_transport_is_tried_where_the_process_is_gone() {
     for transports in ["rdma,tcp", "tcp,rdma"] {
         for opcode in [Opcode::Write, Opcode::Read] {
-            let (mut node, initiator) = (Node::start(transports), engine(transports));
+            let (mut node, initiator) = (self::node(transports), engine(transports));
             let local = private(&initiator, LENGTH);
             let segment = initiator.open_segment(&node.name).unwrap();
             let all = requests(opcode, &local, &segment);
             let all: Vec<_> = std::iter::repeat_n(all, 8).flatten().collect();
             let batch = submit(&initiator, &all);
             wait_for_first_bytes(&initiator, &batch);
-            node.child.kill().unwrap();
-            node.child.wait().unwrap();
+            node.kill();
             let stopwatch = Stopwatch::start();
             assert!(initiator.wait(&batch, LONG));
             let took = stopwatch.took();
@@ -333,7 +284,7 @@ fn no_other_transport_is_tried_where_the_process_is_gone() {
 
 #[test]
 fn no_other_transport_is_tried_where_the_process_is_silent() {
-    let (node, initiator) = (Node::start("rdma,tcp"), engine("rdma,tcp"));
+    let (node, initiator) = (self::node("rdma,tcp"), engine("rdma,tcp"));
     let local = private(&initiator, LENGTH);
     let segment = initiator.open_segment(&node.name).unwrap();
     let all = requests(Opcode::Read, &local, &segment);

@@ -2,13 +2,12 @@
 
 mod common;
 
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use common::node::{Process, say, sum};
 use common::{LONG, address, contents, pattern, private, request, shared};
 use millstream_lab::Stopwatch;
 use millstream_transfer::{
@@ -35,52 +34,9 @@ fn tent_engine() -> TransferEngine {
     engine
 }
 
-/// A process with an engine and a buffer. Dropped, it is killed.
-struct Node {
-    child: Child,
-    input: ChildStdin,
-    output: BufReader<ChildStdout>,
-    name: String,
-}
-
-impl Node {
-    fn start(role: &str) -> Self {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "a_role", "--nocapture"]).env(ROLE, role);
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let input = child.stdin.take().unwrap();
-        let output = BufReader::new(child.stdout.take().unwrap());
-        let mut node = Self { child, input, output, name: String::new() };
-        node.name = node.hear();
-        node
-    }
-
-    fn hear(&mut self) -> String {
-        loop {
-            let mut line = String::new();
-            assert!(self.output.read_line(&mut line).unwrap() > 0, "it ended early");
-            if let Some((_, line)) = line.trim().split_once("actor: ") {
-                return line.to_owned();
-            }
-        }
-    }
-
-    fn ask(&mut self, what: &str) -> String {
-        writeln!(self.input, "{what}").unwrap();
-        self.hear()
-    }
-
-    fn kill(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// A process with an engine and a buffer.
+fn node(role: &str) -> Process {
+    Process::start("a_role", ROLE, role)
 }
 
 /// What processes started by other tests do. As a test of its own, nothing.
@@ -101,22 +57,22 @@ fn a_role() {
                 break;
             }
             if round == 0 {
-                println!("actor: writing");
+                say("writing");
             }
         }
         std::process::exit(0);
     }
     let mut buffer = Some(shared(&engine, LENGTH));
-    println!("actor: {}", engine.name());
+    say(engine.name());
     for line in std::io::stdin().lines() {
         match line.unwrap().as_str() {
             "sum" => {
                 let bytes = contents(buffer.as_ref().unwrap(), 0, LENGTH);
-                println!("actor: {}", sum(&bytes));
+                say(sum(&bytes));
             }
             "drop" => {
                 buffer = None;
-                println!("actor: dropped");
+                say("dropped");
             }
             line => unreachable!("{line}"),
         }
@@ -124,18 +80,14 @@ fn a_role() {
     std::process::exit(0);
 }
 
-fn sum(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0, |sum, &byte| sum.wrapping_mul(31).wrapping_add(byte.into()))
-}
-
-fn open(engine: &TransferEngine, node: &Node) -> Segment {
+fn open(engine: &TransferEngine, node: &Process) -> Segment {
     engine.open_segment(&node.name).unwrap()
 }
 
 /// Requests of all sizes: copied at once, queued, in one piece and in many.
 #[test]
 fn bytes_arrive_in_another_process_and_come_back() {
-    let mut node = Node::start("node");
+    let mut node = self::node("node");
     let engine = shm_engine();
     let segment = open(&engine, &node);
     assert_eq!(segment.protocol(), "shm");
@@ -154,7 +106,7 @@ fn bytes_arrive_in_another_process_and_come_back() {
         };
         let moved = engine.submit_and_wait(&requests(Opcode::Write), LONG).unwrap();
         assert_eq!(moved, LENGTH as u64);
-        assert_eq!(node.ask("sum"), sum(&bytes).to_string(), "{pieces}");
+        assert_eq!(node.sum(), sum(&bytes), "{pieces}");
         local.write(0, &vec![0; LENGTH]).unwrap();
         engine.submit_and_wait(&requests(Opcode::Read), LONG).unwrap();
         assert!(contents(&local, 0, LENGTH) == bytes, "{pieces}");
@@ -163,7 +115,7 @@ fn bytes_arrive_in_another_process_and_come_back() {
 
 #[test]
 fn bad_requests_have_the_codes_of_other_transports() {
-    let node = Node::start("node");
+    let node = self::node("node");
     let engine = shm_engine();
     let segment = open(&engine, &node);
     let local = private(&engine, 4096);
@@ -188,7 +140,7 @@ fn submit(engine: &TransferEngine, requests: &[TransferRequest]) -> Batch {
 
 #[test]
 fn tasks_of_a_process_that_is_killed_fail_within_a_second() {
-    let mut node = Node::start("node");
+    let mut node = self::node("node");
     let engine = shm_engine();
     let segment = open(&engine, &node);
     let local = private(&engine, LENGTH);
@@ -212,7 +164,7 @@ fn tasks_of_a_process_that_is_killed_fail_within_a_second() {
 
 #[test]
 fn memory_that_was_unregistered_is_noticed_and_the_next_descriptor_believed() {
-    let mut node = Node::start("node");
+    let mut node = self::node("node");
     let engine = shm_engine();
     let segment = open(&engine, &node);
     let local = private(&engine, 64);
@@ -337,11 +289,6 @@ fn it_is_installed_once_and_also_after_memory() {
     engine.install_rdma(RdmaConfig::new(&[address()])).unwrap();
 }
 
-fn signal(node: &Node, signal: &str) {
-    let process = node.child.id().to_string();
-    assert!(Command::new("kill").args([signal, &process]).status().unwrap().success());
-}
-
 /// A peer that is stopped within a copy may go on at any time: until then the memory is not free.
 #[test]
 fn memory_that_a_stopped_process_accesses_is_not_unregistered() {
@@ -349,17 +296,17 @@ fn memory_that_a_stopped_process_accesses_is_not_unregistered() {
     for _ in 0..50 {
         let buffer = shared(&target, LENGTH);
         let pointer = std::ptr::with_exposed_provenance_mut(buffer.address() as usize);
-        let mut node = Node::start(&format!("write {}", target.name()));
-        signal(&node, "-STOP");
+        let mut node = self::node(&format!("write {}", target.name()));
+        node.signal("STOP");
         let Err(error) = target.unregister_memory(pointer) else {
             // Stopped between two copies.
             continue;
         };
         assert!(matches!(error, RegisterError::InUse { .. }), "{error}");
-        assert!(error.to_string().contains(&format!("process {}", node.child.id())), "{error}");
+        assert!(error.to_string().contains(&format!("process {}", node.id())), "{error}");
         // Its addresses are taken, but no descriptor has them.
         assert_eq!(target.open_segment(target.name()).unwrap().buffers(), []);
-        signal(&node, "-CONT");
+        node.signal("CONT");
         target.unregister_memory(pointer).unwrap();
         assert_eq!(target.unregister_memory(pointer).unwrap_err().code(), -3);
         node.kill();
@@ -414,7 +361,7 @@ fn hang_up() {
     let memory: &'static mut [u8] = Box::leak(vec![0; LENGTH].into_boxed_slice());
     let pointer = memory.as_mut_ptr();
     register(&engine, pointer, LENGTH);
-    println!("actor: {}", engine.name());
+    say(engine.name());
     for line in std::io::stdin().lines() {
         match line.unwrap().as_str() {
             "hang up" => {
@@ -422,11 +369,11 @@ fn hang_up() {
                     let number = entry.unwrap().file_name().into_string().unwrap();
                     shut_down(number.parse().unwrap());
                 }
-                println!("actor: hung up");
+                say("hung up");
             }
             "sum" => {
                 engine.unregister_memory(pointer).unwrap();
-                println!("actor: {}", sum(memory));
+                say(sum(memory));
             }
             line => unreachable!("{line}"),
         }
@@ -456,7 +403,7 @@ fn shut_down(descriptor: i32) {
 #[test]
 fn a_batch_goes_on_over_tcp_when_its_target_shares_no_memory_any_more() {
     for opcode in [Opcode::Write, Opcode::Read] {
-        let (mut node, initiator) = (Node::start("hangs up"), tent_engine());
+        let (mut node, initiator) = (self::node("hangs up"), tent_engine());
         let local = private(&initiator, LENGTH);
         let bytes = pattern(LENGTH, 9);
         local.write(0, &bytes).unwrap();
@@ -482,6 +429,6 @@ fn a_batch_goes_on_over_tcp_when_its_target_shares_no_memory_any_more() {
         println!("{opcode:?}: {} requests went on over tcp", moved());
         assert!(moved() > 0);
         assert!(contents(&local, 0, LENGTH) == bytes);
-        assert_eq!(node.ask("sum"), sum(&bytes).to_string());
+        assert_eq!(node.sum(), sum(&bytes));
     }
 }

@@ -1,27 +1,121 @@
 //! Targets that are processes of their own, to be killed and stopped. Each is the test binary again.
 
+use std::fmt::Display;
 use std::io::{BufRead, BufReader, Write};
 use std::net::IpAddr;
+use std::ops::{Deref, DerefMut};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use millstream_transfer::{Config, RdmaConfig, TransferEngine};
 
-use super::{address, contents, shared};
+use super::{LONG, address, contents, shared};
 
 /// Set in processes that tests start: addresses of devices, port, length of the buffer, and how many queue
 /// pairs peers may have.
 const ROLE: &str = "MILLSTREAM_TEST_NODE";
 
-/// A process with an engine and a buffer that peers can access. Dropped, it is killed.
-pub(crate) struct Node {
+/// The test binary again, as a process that says its name first, and answers each line that it is told by one. Dropped,
+/// it is killed.
+pub(crate) struct Process {
     child: Child,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
     pub(crate) name: String,
+}
+
+/// Says something to who has started this process, on a line that the test harness has no part in.
+pub(crate) fn say(what: impl Display) {
+    println!("node: {what}");
+}
+
+impl Process {
+    /// Does what a test of this binary does where this variable is set.
+    pub(crate) fn start(test: &str, variable: &str, role: &str) -> Self {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", test, "--nocapture"]).env(variable, role);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let input = child.stdin.take().unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        let mut process = Self { child, input, output, name: String::new() };
+        process.name = process.hear();
+        process
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    fn hear(&mut self) -> String {
+        loop {
+            let mut line = String::new();
+            assert!(self.output.read_line(&mut line).unwrap() > 0, "it ended early");
+            if let Some((_, line)) = line.trim().split_once("node: ") {
+                return line.to_owned();
+            }
+        }
+    }
+
+    pub(crate) fn ask(&mut self, what: &str) -> String {
+        writeln!(self.input, "{what}").unwrap();
+        self.hear()
+    }
+
+    /// What is in its buffer, as it sees it: see [`sum`].
+    pub(crate) fn sum(&mut self) -> u64 {
+        self.ask("sum").parse().unwrap()
+    }
+
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Sends it a signal. A process that gets STOP has stopped when this returns.
+    pub(crate) fn signal(&self, signal: &str) {
+        let id = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-s", signal, &id]).status().unwrap().success());
+        let limit = Instant::now() + LONG;
+        while signal == "STOP" && self.state() != 'T' {
+            assert!(Instant::now() < limit);
+            std::thread::yield_now();
+        }
+    }
+
+    /// Its state, as `/proc` has it.
+    fn state(&self) -> char {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
+        stat.rsplit_once(") ").unwrap().1.chars().next().unwrap()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A process with an engine and a buffer that peers can access.
+pub(crate) struct Node {
+    process: Process,
     devices: Vec<IpAddr>,
     length: usize,
     accepts: usize,
+}
+
+impl Deref for Node {
+    type Target = Process;
+
+    fn deref(&self) -> &Process {
+        &self.process
+    }
+}
+
+impl DerefMut for Node {
+    fn deref_mut(&mut self) -> &mut Process {
+        &mut self.process
+    }
 }
 
 impl Node {
@@ -44,74 +138,22 @@ impl Node {
     fn start_at(devices: Vec<IpAddr>, port: u16, length: usize, accepts: usize) -> Self {
         let list: Vec<_> = devices.iter().map(IpAddr::to_string).collect();
         let role = format!("{} {port} {length} {accepts}", list.join(","));
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "a_node", "--nocapture"]).env(ROLE, role);
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let input = child.stdin.take().unwrap();
-        let output = BufReader::new(child.stdout.take().unwrap());
-        let mut node = Self { child, input, output, name: String::new(), devices, length, accepts };
-        node.name = node.hear();
-        node
-    }
-
-    fn hear(&mut self) -> String {
-        loop {
-            let mut line = String::new();
-            assert!(self.output.read_line(&mut line).unwrap() > 0, "it ended early");
-            if let Some((_, line)) = line.trim().split_once("node: ") {
-                return line.to_owned();
-            }
-        }
-    }
-
-    /// What is in its buffer, as it sees it: see [`sum`].
-    pub(crate) fn sum(&mut self) -> u64 {
-        writeln!(self.input, "sum").unwrap();
-        self.hear().parse().unwrap()
+        let process = Process::start("a_node", ROLE, &role);
+        Self { process, devices, length, accepts }
     }
 
     /// Has it close its engine and end. It has begun to when this returns.
     pub(crate) fn close(&mut self) {
-        writeln!(self.input, "close").unwrap();
-        assert_eq!(self.hear(), "closing");
-    }
-
-    pub(crate) fn kill(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-
-    /// Sends it a signal. A process that gets STOP has stopped when this returns.
-    pub(crate) fn signal(&self, signal: &str) {
-        let id = self.child.id().to_string();
-        assert!(Command::new("kill").args(["-s", signal, &id]).status().unwrap().success());
-        let limit = Instant::now() + Duration::from_secs(10);
-        while signal == "STOP" && self.state() != 'T' {
-            assert!(Instant::now() < limit);
-            std::thread::yield_now();
-        }
+        assert_eq!(self.ask("close"), "closing");
     }
 
     /// Memory of it that is resident, in KiB, and how many files it has open.
     pub(crate) fn resources(&self) -> (u64, usize) {
-        let process = format!("/proc/{}", self.child.id());
+        let process = format!("/proc/{}", self.id());
         let status = std::fs::read_to_string(format!("{process}/status")).unwrap();
         let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
         let resident = line.split_whitespace().nth(1).unwrap().parse().unwrap();
         (resident, std::fs::read_dir(format!("{process}/fd")).unwrap().count())
-    }
-
-    /// Its state, as `/proc` has it.
-    fn state(&self) -> char {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
-        stat.rsplit_once(") ").unwrap().1.chars().next().unwrap()
-    }
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 
@@ -128,12 +170,12 @@ pub(crate) fn run() {
     engine.install_rdma(rdma).unwrap();
     let length = length.parse().unwrap();
     let buffer = shared(&engine, length);
-    println!("node: {}", engine.name());
+    say(engine.name());
     for line in std::io::stdin().lines() {
         match line.unwrap().as_str() {
-            "sum" => println!("node: {}", sum(&contents(&buffer, 0, length))),
+            "sum" => say(sum(&contents(&buffer, 0, length))),
             "close" => {
-                println!("node: closing");
+                say("closing");
                 drop(engine);
                 std::process::exit(0);
             }
