@@ -74,6 +74,8 @@ pub(crate) struct Relay {
     pub(crate) forth: Arc<Way>,
     back: Arc<Way>,
     target: HostPort,
+    /// The target's device that is behind the relay: its first.
+    device: OnceLock<String>,
     /// The addresses that the initiator and the target know.
     near: IpAddr,
     far: IpAddr,
@@ -84,6 +86,10 @@ pub(crate) struct Relay {
     pub(crate) streams_fenced: AtomicUsize,
     /// Where data over TCP is to go, if not to the target's own port.
     pub(crate) data_port: OnceLock<u16>,
+    /// Where it says that the target answers, too, if not where the target says so.
+    pub(crate) also_at: OnceLock<SocketAddr>,
+    /// Whether all that is said at the control port has to wait.
+    pub(crate) is_silent: AtomicBool,
 }
 
 impl Relay {
@@ -115,13 +121,20 @@ impl Relay {
 
 impl Handler for Relay {
     fn handle(&self, _client: SocketAddr, request: Frame) -> Option<Frame> {
+        while self.is_silent.load(Ordering::SeqCst) {
+            thread::sleep(Duration::from_millis(5));
+        }
         let frame_type = request.frame_type;
         let ask = |frame| Client::default().call(&self.target, &frame).ok();
         if frame_type == FrameType::Metadata {
             let mut descriptor = SegmentDesc::from_json(&ask(request)?.body).ok()?;
             descriptor.devices[0].gid = Gid::from_address(self.near);
+            self.device.get_or_init(|| descriptor.devices[0].name.clone());
             if let Some(port) = self.data_port.get() {
                 descriptor.tcp_data_port = Some(*port);
+            }
+            if let Some(address) = self.also_at.get() {
+                descriptor.control_addresses = vec![*address];
             }
             return Some(Frame::new(frame_type, descriptor.to_json()));
         }
@@ -137,6 +150,10 @@ impl Handler for Relay {
             let fenced = HandShakeDesc::from_json(&reply.body).ok()?.stream_fenced;
             self.streams_fenced.fetch_add(usize::from(fenced), Ordering::SeqCst);
             return Some(reply);
+        }
+        let nic = handshake.peer_nic_path.rsplit_once('@').map(|(_, nic)| nic.to_owned());
+        if nic.is_some() && nic.as_ref() != self.device.get() {
+            return ask(request);
         }
         let real = (handshake.local_gid?.address(), PORT).into();
         self.back.to.get_or_init(|| real);
@@ -176,12 +193,15 @@ impl Between {
             forth,
             back,
             target: target.parse().unwrap(),
+            device: OnceLock::new(),
             near,
             far,
             passes_control: AtomicBool::new(true),
             fenced: AtomicUsize::new(0),
             streams_fenced: AtomicUsize::new(0),
             data_port: OnceLock::new(),
+            also_at: OnceLock::new(),
+            is_silent: AtomicBool::new(false),
         });
         let handler = Arc::clone(&relay) as Arc<dyn Handler>;
         let server = Server::start((near, 0).into(), ServerConfig::default(), handler).unwrap();
@@ -193,6 +213,7 @@ impl Between {
 impl Drop for Between {
     fn drop(&mut self) {
         self.ends.store(true, Ordering::Relaxed);
+        self.relay.is_silent.store(false, Ordering::SeqCst);
         self.threads.drain(..).for_each(|thread| thread.join().unwrap());
     }
 }
