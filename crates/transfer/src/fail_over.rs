@@ -13,9 +13,9 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
-use std::{mem, thread};
+use std::mem;
 
-use millstream_metadata::{CallError, CallErrorKind, Frame, FrameType, HandShakeDesc, Probe};
+use millstream_metadata::{Frame, FrameType, Probe};
 
 use crate::batch::BatchShared;
 use crate::engine::Inner;
@@ -32,9 +32,6 @@ const AVOIDED: (Duration, Duration) = (Duration::from_secs(1), Duration::from_se
 
 /// For how long others wait for what becomes of the submission that tries a transport again.
 const TRIAL: Duration = Duration::from_secs(5);
-
-/// How long the process of a peer may take to say that it is there, or that a connection has ended.
-const QUESTION: Duration = Duration::from_secs(1);
 
 /// A task that its transport has given up, and of which nothing is under way or can arrive any more.
 #[derive(Debug)]
@@ -310,9 +307,11 @@ impl Inner {
             return;
         }
         let (own, question) = (self.own.clone(), Question::new(segment));
-        let probe = Frame::new(FrameType::Probe, b"{}".to_vec());
-        self.ask_process(segment, probe, move |reply| {
-            let probe = reply.ok().and_then(|it| serde_json::from_slice::<Probe>(&it.body).ok());
+        let probe = |reply: &Frame| serde_json::from_slice::<Probe>(&reply.body).ok();
+        let who = move |reply: &Frame| probe(reply)?.incarnation;
+        let frame = Frame::new(FrameType::Probe, b"{}".to_vec());
+        self.ask_process(segment, frame, who, move |reply| {
+            let probe = reply.and_then(|reply| probe(&reply));
             let engine = own.upgrade();
             question.answered(|leaving| {
                 let moves = engine.as_ref().zip(probe.as_ref()).is_some_and(|(engine, probe)| {
@@ -331,62 +330,6 @@ impl Inner {
         let run = leaving.run(segment);
         let run = run.filter(|run| run.view.descriptor.incarnation == leaving.incarnation);
         run.is_some_and(|run| self.go_on_elsewhere(&leaving.task.batch, run, &leaving.terms))
-    }
-
-    /// Asks the process of a segment at its control port to end a connection for data of the transport `tcp`, and tells
-    /// `done` whether it has confirmed that nothing of it is done any more.
-    pub(crate) fn fence_stream(
-        &self,
-        segment: &Arc<OpenSegment>,
-        incarnation: u64,
-        connection: u128,
-        done: impl FnOnce(bool) + Send + 'static,
-    ) {
-        let request = HandShakeDesc {
-            incarnation: Some(self.incarnation()),
-            peer_incarnation: Some(incarnation),
-            stream: Some(format!("{connection:032x}")),
-            ..HandShakeDesc::default()
-        };
-        let frame = Frame::new(FrameType::Connection, request.to_json());
-        self.ask_process(segment, frame, move |reply| {
-            let confirmed = reply.is_ok_and(|reply| {
-                let reply = HandShakeDesc::from_json(&reply.body);
-                reply.is_ok_and(|reply| {
-                    reply.stream_fenced && reply.incarnation == Some(incarnation)
-                })
-            });
-            done(confirmed);
-        });
-    }
-
-    /// Asks the process of a segment something. `done` is told by a thread that others share. Does not wait.
-    fn ask_process(
-        &self,
-        segment: &Arc<OpenSegment>,
-        frame: Frame,
-        done: impl FnOnce(Result<Frame, CallError>) + Send + 'static,
-    ) {
-        let (own, segment) = (self.own.clone(), Arc::clone(segment));
-        let ask = move || {
-            let found = own.upgrade().map(|engine| (engine.address_of(&segment), engine));
-            let Some((Ok(address), engine)) = found else {
-                let peer = millstream_metadata::HostPort { host: segment.name.clone(), port: 0 };
-                return done(Err(CallError { peer, kind: CallErrorKind::Ended }));
-            };
-            let calls = Arc::clone(&engine.calls);
-            // What is told may be told here, and drop the engine.
-            drop(engine);
-            calls.call(&address, frame, QUESTION.min(calls.timeout()), Box::new(done));
-        };
-        if self.store.is_local() {
-            return ask();
-        }
-        // A metadata server may take its time to say where that is. Without a thread `done` is dropped.
-        let started = thread::Builder::new().name("fail-over".to_owned()).spawn(ask);
-        if let Err(error) = started {
-            tracing::warn!(%error, "a peer is not asked");
-        }
     }
 }
 

@@ -58,6 +58,7 @@ mod pieces;
 mod placement;
 mod policy_file;
 mod publication;
+mod question;
 mod rdma;
 mod regions;
 mod registration;
