@@ -73,9 +73,11 @@ fn a_node() {
     std::process::exit(0);
 }
 
-/// Passes on what goes to a target's port for data, until it is closed: then nobody listens there.
+/// Passes on what goes to a target's port for data, each way as much as it is let: what is more is under way for ever.
+/// Once it is closed, nobody listens there.
 struct Port {
     address: SocketAddr,
+    passes: Arc<[AtomicUsize; 2]>,
     streams: Arc<Mutex<Vec<TcpStream>>>,
     ends: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -91,12 +93,14 @@ impl Port {
         listener.set_nonblocking(true).unwrap();
         let address = listener.local_addr().unwrap();
         let (streams, ends) = (Arc::<Mutex<Vec<_>>>::default(), Arc::new(AtomicBool::new(false)));
+        let passes = Arc::new([usize::MAX; 2].map(AtomicUsize::new));
         let thread = thread::spawn({
-            let (streams, ends) = (Arc::clone(&streams), Arc::clone(&ends));
+            let (streams, ends, passes) =
+                (Arc::clone(&streams), Arc::clone(&ends), Arc::clone(&passes));
             move || {
                 while !ends.load(Ordering::SeqCst) {
                     match listener.accept() {
-                        Ok((near, _)) => pass(near, (host, port).into(), &streams),
+                        Ok((near, _)) => pass(near, (host, port).into(), &streams, &passes),
                         Err(error) if error.kind() == ErrorKind::WouldBlock => {
                             thread::sleep(Duration::from_millis(1));
                         }
@@ -105,7 +109,12 @@ impl Port {
                 }
             }
         });
-        Self { address, streams, ends, thread: Some(thread) }
+        Self { address, passes, streams, ends, thread: Some(thread) }
+    }
+
+    /// Passes so many bytes more each way.
+    fn limit(&self, bytes: usize) {
+        self.passes.iter().for_each(|passes| passes.store(bytes, Ordering::SeqCst));
     }
 
     fn close(&mut self) {
@@ -117,17 +126,33 @@ impl Port {
     }
 }
 
-fn pass(near: TcpStream, target: SocketAddr, streams: &Mutex<Vec<TcpStream>>) {
+fn pass(
+    near: TcpStream,
+    target: SocketAddr,
+    streams: &Mutex<Vec<TcpStream>>,
+    passes: &Arc<[AtomicUsize; 2]>,
+) {
     near.set_nonblocking(false).unwrap();
     let far = TcpStream::connect(target).unwrap();
     let clone = |stream: &TcpStream| stream.try_clone().unwrap();
     streams.lock().unwrap().extend([clone(&near), clone(&far)]);
-    for (mut from, mut to) in [(clone(&near), clone(&far)), (far, near)] {
+    for (way, (mut from, mut to)) in
+        [(clone(&near), clone(&far)), (far, near)].into_iter().enumerate()
+    {
+        let passes = Arc::clone(passes);
         thread::spawn(move || {
             let mut bytes = [0; 64 << 10];
-            while let Ok(count @ 1..) = from.read(&mut bytes)
-                && to.write_all(&bytes[..count]).is_ok()
-            {}
+            while let Ok(count @ 1..) = from.read(&mut bytes) {
+                let take = |left: usize| left.checked_sub(count);
+                let order = Ordering::SeqCst;
+                if passes[way].fetch_update(order, order, take).is_err() {
+                    // Both ends stay as they are.
+                    return;
+                }
+                if to.write_all(&bytes[..count]).is_err() {
+                    break;
+                }
+            }
             let _ = to.shutdown(Shutdown::Write);
         });
     }
@@ -242,6 +267,8 @@ fn a_batch_goes_on_over_rdma_when_the_port_for_data_of_its_target_is_gone() {
         let local = private(&initiator, LENGTH);
         let segment = initiator.open_segment(&between.name).unwrap();
         let names = (opcode, "tcp", "rdma");
+        // The first batch cannot end before that.
+        port.limit(LENGTH / 2);
         go_on((&initiator, &mut node), (&local, &segment), names, || port.close());
         let reports = initiator.paths(segment.id()).unwrap();
         let of = |name: &str| reports.iter().find(|it| it.transport == name).unwrap();
