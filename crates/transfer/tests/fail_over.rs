@@ -16,8 +16,8 @@ use common::{LONG, address, contents, pattern, private, request, shared, wait_fo
 use millstream_lab::Stopwatch;
 use millstream_metadata::{Client, Frame, FrameType, SegmentDesc};
 use millstream_transfer::{
-    Batch, Buffer, Config, Opcode, Policy, RequestCounts, Segment, TcpConfig, TransferEngine,
-    TransferRequest, TransferState,
+    Batch, Buffer, Config, Opcode, Policy, RdmaConfig, RequestCounts, Segment, SubmitOptions,
+    TcpConfig, TransferEngine, TransferRequest, TransferState,
 };
 
 /// Set in processes that tests start: their transports.
@@ -33,6 +33,10 @@ fn engine(transports: &str) -> TransferEngine {
     for transport in transports.split(',') {
         match transport {
             "rdma" => engine.install_rdma(relayed(address)).unwrap(),
+            "two NICs" => {
+                let addresses = vec![address, common::address()];
+                engine.install_rdma(RdmaConfig { addresses, ..relayed(address) }).unwrap();
+            }
             "tcp" => {
                 // Who opens the segment by a relay's name looks for it at the relay's address.
                 let listen = Some((Ipv4Addr::UNSPECIFIED, 0).into());
@@ -275,6 +279,35 @@ fn a_batch_goes_on_over_rdma_when_the_port_for_data_of_its_target_is_gone() {
         assert!(of("rdma").chosen && !of("tcp").chosen, "{reports:?}");
         let fenced = between.relay.streams_fenced.load(Ordering::SeqCst);
         assert!(fenced > 0 || opcode == Opcode::Read, "the control port has confirmed it");
+    }
+}
+
+/// The NIC is cut off that the target's name leads to: what it is asked before requests go on, it is asked at another.
+#[test]
+fn a_batch_goes_on_over_rdma_when_its_target_is_silent_where_its_name_leads() {
+    for opcode in [Opcode::Write, Opcode::Read] {
+        let (mut node, initiator) = (self::node("tcp,two NICs"), engine("tcp,rdma"));
+        let between = Between::new(&node.name);
+        let at = between.name.rsplit_once(':').unwrap().0.parse().unwrap();
+        let mut port = Port::open(at, &node.name);
+        between.relay.data_port.set(port.address.port()).unwrap();
+        let local = private(&initiator, LENGTH);
+        let segment = initiator.open_segment(&between.name).unwrap();
+        // It is connected before: that is asked for elsewhere.
+        let by_rdma =
+            SubmitOptions { transport: Some("rdma".to_owned()), ..SubmitOptions::default() };
+        let all = requests(opcode, &local, &segment);
+        let batch = initiator.submit_new(&all, &by_rdma).unwrap();
+        assert!(initiator.wait(&batch, LONG));
+        assert!(initiator.statuses(&batch).iter().all(|it| it.state == TransferState::Completed));
+        port.limit(LENGTH / 2);
+        let names = (opcode, "tcp", "rdma");
+        go_on((&initiator, &mut node), (&local, &segment), names, || {
+            between.relay.is_silent.store(true, Ordering::SeqCst);
+            port.close();
+        });
+        let fenced = between.relay.streams_fenced.load(Ordering::SeqCst);
+        assert_eq!(fenced, 0, "it was silent there");
     }
 }
 
