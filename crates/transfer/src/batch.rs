@@ -389,7 +389,7 @@ mod tests {
         let (batch, task) = self::batch(4096);
         task.claim().unwrap();
         assert!(task.slices_left(1, &error()));
-        task.fail_left();
+        task.end_left(None);
         let status = batch.status(0).unwrap();
         assert!(status.state == TransferState::Failed && status.error.is_some());
         assert!(batch.is_finished());
@@ -441,7 +441,7 @@ mod tests {
         let (batch, task) = self::batch(4096);
         task.claim().unwrap();
         assert!(task.slices_left(1, &error()) && task.cancel());
-        task.fail_left();
+        task.end_left(task.is_to_end());
         assert_eq!(batch.status(0).unwrap().state, TransferState::Canceled);
         assert!(!task.cancel(), "it is over");
     }

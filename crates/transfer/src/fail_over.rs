@@ -7,17 +7,18 @@
 //! of that was completed.
 //!
 //! Where the peer's process is not there, no other transport is tried: the first one's error says so. `rdma` asks its
-//! peers anyhow; for the others the process is asked here, at its control port.
+//! peers anyhow; for the others the process is asked here (`question.rs`), and tasks wait for that in `departures.rs`.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, LazyLock, Weak};
 use std::time::{Duration, Instant};
-use std::mem;
 
 use millstream_metadata::{Frame, FrameType, Probe};
 
+use crate::TransferState;
 use crate::batch::BatchShared;
+use crate::departures::Departures;
 use crate::engine::Inner;
 use crate::memory::LocalMemory;
 use crate::path::{Place, in_order};
@@ -44,17 +45,27 @@ pub(crate) struct Leaving {
     pub(crate) incarnation: Option<u64>,
     /// On what terms, with the transports that may do it.
     pub(crate) terms: Terms,
-    /// How it ends if no other transport goes on with it. Without, as [`TaskHandle::fail_left`] says.
+    /// How it ends if no other transport goes on with it. Without, as [`TaskHandle::end_left`] says.
     pub(crate) end: Option<TaskEnd>,
 }
 
 impl Leaving {
-    /// Ends it.
-    fn end(self) {
+    /// Ends it: as it is to end by now, if so, or as what has failed.
+    pub(crate) fn end(self) {
+        let state = self.task.is_to_end();
+        self.end_as(state);
+    }
+
+    /// Ends it with this state, or as what has failed. All that its transport has done of it counts.
+    pub(crate) fn end_as(self, state: Option<TransferState>) {
         let TaskHandle { batch, index } = &self.task;
-        match self.end {
+        let end = self.end.map(|end| match state {
+            Some(state) => TaskEnd { state, error: None, ..end },
+            None => end,
+        });
+        match end {
             Some(end) => EndedTasks::default().ended(batch, *index, end),
-            None => self.task.fail_left(),
+            None => self.task.end_left(state),
         }
     }
 
@@ -78,37 +89,6 @@ impl Leaving {
             view,
             buffer,
         })
-    }
-}
-
-/// Tasks that leave transports, until the process of their segment has said whether it is there.
-#[derive(Debug, Default)]
-pub(crate) struct Departures(Mutex<Departing>);
-
-#[derive(Debug, Default)]
-struct Departing {
-    tasks: Vec<Leaving>,
-    /// The process is being asked.
-    asking: bool,
-}
-
-impl Departures {
-    fn lock(&self) -> MutexGuard<'_, Departing> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Adds tasks; whether the process is to be asked.
-    fn add(&self, tasks: Vec<Leaving>) -> bool {
-        let mut departing = self.lock();
-        departing.tasks.extend(tasks);
-        !mem::replace(&mut departing.asking, true)
-    }
-
-    /// Those that wait for the answer. When there are none, the next one asks again.
-    fn take(&self) -> Vec<Leaving> {
-        let mut departing = self.lock();
-        departing.asking = !departing.tasks.is_empty();
-        mem::take(&mut departing.tasks)
     }
 }
 
@@ -303,7 +283,7 @@ impl Inner {
         let leads = |it: &mut Leaving| it.run(segment).is_some_and(|it| self.leads_elsewhere(&it));
         let leading: Vec<_> = all.extract_if(.., leads).collect();
         all.into_iter().for_each(Leaving::end);
-        if leading.is_empty() || !segment.departures.add(leading) {
+        if leading.is_empty() || !Departures::add(segment, leading) {
             return;
         }
         let (own, question) = (self.own.clone(), Question::new(segment));

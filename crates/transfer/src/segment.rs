@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use millstream_metadata::{BufferDesc, SegmentDesc};
 
-use crate::fail_over::{Avoided, Departures};
+use crate::departures::Departures;
+use crate::fail_over::Avoided;
 use crate::metrics::Traffic;
 use crate::path::Told;
 use crate::{BufferError, SegmentError};

@@ -16,6 +16,7 @@ use crate::batch::BatchShared;
 use crate::metrics::Tally;
 use crate::notify::Submission;
 use crate::pieces::Shape;
+use crate::segment::OpenSegment;
 use crate::slicing::Slicing;
 use crate::transport::{EndTask, MAX_MOVES, name_of};
 use crate::{Opcode, PiecesRequest, TransferError, TransferRequest, TransferState, TransferStatus};
@@ -100,6 +101,8 @@ struct Moves {
     owners: [OnceLock<Owner>; MAX_MOVES],
     /// Why it left what copies, which has no owner that knows it.
     error: OnceLock<TransferError>,
+    /// Where it waits while its segment's process is asked whether it is there.
+    segment: OnceLock<Weak<OpenSegment>>,
 }
 
 /// A task's place in a batch.
@@ -590,7 +593,7 @@ impl TaskHandle {
     }
 
     /// So many slices have failed as another transport may do the task. Whether that is to be looked for now, since
-    /// nothing else of it is under way: then it ends by [`TaskHandle::fail_left`], if there is none.
+    /// nothing else of it is under way: then it ends by [`TaskHandle::end_left`], if there is none.
     pub(crate) fn slices_left(&self, slices: u64, error: &TransferError) -> bool {
         let task = self.task();
         let _ = task.rare_room().moves.get_or_init(Box::default).error.set(error.clone());
@@ -607,13 +610,31 @@ impl TaskHandle {
         }
     }
 
-    /// No other transport goes on with it.
-    pub(crate) fn fail_left(&self) {
+    /// It waits until the process of its segment has said whether it is there: who cancels it looks there.
+    pub(crate) fn departs(&self, segment: &Arc<OpenSegment>) {
+        let moves = self.task().rare_room().moves.get_or_init(Box::default);
+        let _ = moves.segment.set(Arc::downgrade(segment));
+    }
+
+    /// How one that has left its transport is to end though another one leads there, if so.
+    pub(crate) fn is_to_end(&self) -> Option<TransferState> {
+        match self.task().end_wanted.load(Ordering::SeqCst) {
+            true => Some(TransferState::Canceled),
+            false => self.is_late().then_some(TransferState::Timeout),
+        }
+    }
+
+    /// No other transport goes on with one that has left [by its slices](Self::slices_left): it ends with this state, or
+    /// fails.
+    pub(crate) fn end_left(&self, state: Option<TransferState>) {
         let task = self.task();
         let error = task.rare().and_then(|rare| rare.moves.get()?.error.get());
-        match (task.end_wanted.load(Ordering::SeqCst), error) {
-            (false, Some(error)) => task.set_error(error.clone()),
-            _ => task.end_as.store(TransferState::Canceled as u8, Ordering::Relaxed),
+        match (state, error) {
+            (None, Some(error)) => task.set_error(error.clone()),
+            (state, _) => {
+                let state = state.unwrap_or(TransferState::Canceled);
+                task.end_as.store(state as u8, Ordering::Relaxed);
+            }
         }
         task.end();
         EndedTasks::default().count(&self.batch, self.index);
@@ -636,7 +657,8 @@ impl TaskHandle {
             let moved = rare.moves.get().and_then(|moves| moves.owner());
             match moved.unwrap_or(&rare.owner).get() {
                 Some((owner, name)) => {
-                    return owner.upgrade().is_some_and(|owner| owner.cancel(*name));
+                    let ends = owner.upgrade().is_some_and(|owner| owner.cancel(*name));
+                    return ends || self.ends_departing();
                 }
                 // As well is one that is being given to its next owner.
                 None if moved.is_some() => return self.task().is_given_away(),
@@ -644,10 +666,19 @@ impl TaskHandle {
             }
         }
         // One that is being given to its owner just now is ended by that.
-        let ends = self.end_rest(TransferState::Canceled) || self.task().is_given_away();
+        let ends = self.ends_departing()
+            || self.end_rest(TransferState::Canceled)
+            || self.task().is_given_away();
         let can = self.task().rare();
         let can = can.is_some_and(|rare| rare.can_be_given_up.load(Ordering::Relaxed));
         ends || (can && self.task().end_claimed(TransferState::Canceled))
+    }
+
+    /// Cancels it if it [waits to leave](Self::departs) its transport.
+    fn ends_departing(&self) -> bool {
+        let moves = self.task().rare().and_then(|rare| rare.moves.get());
+        let segment = moves.and_then(|moves| moves.segment.get()).and_then(Weak::upgrade);
+        segment.is_some_and(|segment| segment.departures.cancel(self))
     }
 
     /// Says that who does it looks whether it [is to end early](Self::ends_early), and gives up what it has

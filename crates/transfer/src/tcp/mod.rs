@@ -16,7 +16,7 @@ mod pieces;
 mod progress;
 mod target;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 
 use std::collections::HashMap;
 use std::io;

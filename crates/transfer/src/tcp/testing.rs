@@ -1,4 +1,4 @@
-//! Memory and tasks of the unit tests here.
+//! Memory and tasks of unit tests.
 
 use std::io;
 use std::sync::Arc;
@@ -18,14 +18,14 @@ use crate::task::TaskHandle;
 use crate::{Opcode, SegmentId, TransferRequest};
 
 /// Memory that is registered as long as this lives, and stays for ever.
-pub(super) struct Room {
+pub(crate) struct Room {
     bytes: &'static [AtomicU8],
     region: Option<Region>,
-    pub(super) local: Arc<LocalMemory>,
+    pub(crate) local: Arc<LocalMemory>,
 }
 
 impl Room {
-    pub(super) fn new(length: usize) -> Self {
+    pub(crate) fn new(length: usize) -> Self {
         let bytes: Vec<AtomicU8> = (0..length).map(|_| AtomicU8::new(0)).collect();
         let bytes: &'static [AtomicU8] = bytes.leak();
         let memory = RawMemory::of(bytes);
@@ -34,25 +34,25 @@ impl Room {
         Self { bytes, region: Some(region), local }
     }
 
-    pub(super) fn unregister(&mut self) {
+    pub(crate) fn unregister(&mut self) {
         self.region = None;
     }
 
-    pub(super) fn address(&self) -> u64 {
+    pub(crate) fn address(&self) -> u64 {
         self.local.span().first
     }
 
-    pub(super) fn contents(&self) -> Vec<u8> {
+    pub(crate) fn contents(&self) -> Vec<u8> {
         self.bytes.iter().map(|byte| byte.load(Ordering::Relaxed)).collect()
     }
 }
 
 /// Tasks of these lengths, each at an address of the peer that is 1 MiB times its number.
-pub(super) fn tasks(opcode: Opcode, source: u64, lengths: &[u64]) -> (Batch, Vec<TaskHandle>) {
+pub(crate) fn tasks(opcode: Opcode, source: u64, lengths: &[u64]) -> (Batch, Vec<TaskHandle>) {
     with_deadline(opcode, source, lengths, None)
 }
 
-pub(super) fn with_deadline(
+pub(crate) fn with_deadline(
     opcode: Opcode,
     source: u64,
     lengths: &[u64],
@@ -69,13 +69,13 @@ pub(super) fn with_deadline(
     (batch, handles)
 }
 
-pub(super) fn segment() -> Arc<OpenSegment> {
+pub(crate) fn segment() -> Arc<OpenSegment> {
     let descriptor = SegmentDesc { name: "a:1".to_owned(), ..SegmentDesc::default() };
     SegmentTable::new(descriptor).by_id(SegmentId::LOCAL).unwrap()
 }
 
 /// A peer that is not connected, and whose host has no address.
-pub(super) fn peer() -> Arc<Peer> {
+pub(crate) fn peer() -> Arc<Peer> {
     let resolver = Resolver::new(|_| Err(io::Error::other("there is none")));
     let (name, host, framing) = ("a".to_owned(), "no.host".to_owned(), Framing::Numbered);
     let place = Place { name, host, port: 7, framing, checked: false, incarnation: None };
