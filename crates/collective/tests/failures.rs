@@ -227,7 +227,7 @@ fn a_rank_that_does_not_call_is_named_to_who_does() {
 
 fn slow_in(cluster: &Cluster) {
     let configs = (0..2).map(|rank| JoinConfig {
-        call_timeout: Duration::from_millis(200),
+        call_timeout: Duration::from_secs(1),
         ..cluster.config("slow", 2, rank)
     });
     let joined = join_all(configs.collect());
@@ -246,7 +246,7 @@ fn slow_in(cluster: &Cluster) {
 fn without_a_switch_joining_fails_and_says_so() {
     let cluster = Cluster::start(0);
     let configs = (0..2).map(|rank| JoinConfig {
-        timeout: Duration::from_millis(300),
+        timeout: Duration::from_secs(2),
         ..cluster.config("lonely", 2, rank)
     });
     for joined in join_all(configs.collect()) {
@@ -260,7 +260,7 @@ fn without_a_switch_joining_fails_and_says_so() {
 fn without_all_ranks_joining_fails_and_names_the_missing() {
     let cluster = Cluster::start(1);
     let config =
-        JoinConfig { timeout: Duration::from_millis(300), ..cluster.config("incomplete", 3, 1) };
+        JoinConfig { timeout: Duration::from_secs(2), ..cluster.config("incomplete", 3, 1) };
     let error = Communicator::join(&config).unwrap_err();
     assert_eq!(
         error.to_string(),

@@ -95,8 +95,7 @@ fn jobs_in(cluster: &Cluster) {
     let mut ranks = communicators(&mut first);
     let later = configs(cluster, "job", 2);
     let waiting = thread::spawn(move || groups(later));
-    let impatient =
-        JoinConfig { timeout: Duration::from_millis(300), ..cluster.config("job", 2, 1) };
+    let impatient = JoinConfig { timeout: Duration::from_secs(2), ..cluster.config("job", 2, 1) };
     let error = Group::create(&impatient).unwrap_err();
     let taken = |refusal: &Refusal| matches!(refusal, Refusal::RankTaken { rank: 1, .. });
     assert!(matches!(&error, JoinError::Refused(refusal) if taken(refusal)), "{error:?}");
