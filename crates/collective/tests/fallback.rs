@@ -2,21 +2,17 @@
 
 mod common;
 
-use std::env;
-use std::io::{BufRead, BufReader, Lines, Write};
 use std::net::SocketAddr;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use common::{Cluster, address, each, join_all, leave, start_switch};
+use common::rank::{self, Rank, answer};
+use common::{Cluster, address, each, join_all, leave, skip, start_switch};
 use millstream_collective::{
     CollectiveError, Communicator, JoinConfig, JoinError, Path, ReduceOperation::Sum, Refusal,
 };
 use millstream_lab::Stopwatch;
 use millstream_verbs::{Device, Driver, SoftConfig};
-
-const PART: &str = "MILLSTREAM_RANK_OF_A_TEST";
 
 /// Within this, the others hear of the death of a rank whose switch they use.
 const BOUND: Duration = Duration::from_secs(5);
@@ -163,7 +159,7 @@ fn a_device_that_has_its_address_to_itself_is_named() {
     let config = SoftConfig { driver: Driver::Packet, ..SoftConfig::new(address()) };
     let device = match Device::open_soft(&config) {
         Ok(device) => device,
-        Err(error) => return println!("skipped: a packet socket needs CAP_NET_RAW: {error}"),
+        Err(error) => return skip(&format!("a packet socket needs CAP_NET_RAW: {error}")),
     };
     let timeout = Duration::from_secs(2);
     let config = JoinConfig { device, timeout, ..cluster.config("packet", 1, 0) };
@@ -171,16 +167,10 @@ fn a_device_that_has_its_address_to_itself_is_named() {
     assert!(error.contains("rank 0: its device soft-127.") && error.contains("udp"), "{error}");
 }
 
-/// Says something on a line that the test harness has no part in.
-fn answer(what: &str) {
-    println!("\n> {what}");
-}
-
 #[test]
 fn part_of_another_test() {
-    let Ok(words) = env::var(PART) else { return };
-    let words: Vec<&str> = words.split(' ').collect();
-    let [controller, world, rank, bind] = words[..] else { panic!("{words:?}") };
+    let Some(words) = rank::words() else { return };
+    let [controller, world, rank, bind] = &words[..] else { panic!("{words:?}") };
     let device = Device::open_soft(&SoftConfig::new(bind.parse().unwrap())).unwrap();
     let (world, rank) = (world.parse().unwrap(), rank.parse().unwrap());
     let controller: SocketAddr = controller.parse().unwrap();
@@ -199,66 +189,26 @@ fn part_of_another_test() {
     }
 }
 
-/// A rank that is a process. Dropped, it is killed.
-struct Rank {
-    child: Child,
-    stdin: ChildStdin,
-    lines: Lines<BufReader<ChildStdout>>,
-}
-
-impl Rank {
-    fn start(cluster: &Cluster, world: u32, rank: u32) -> Self {
-        let mut command = Command::new(env::current_exe().unwrap());
-        command.args(["--exact", "part_of_another_test", "--nocapture"]);
-        command.env(PART, format!("{} {world} {rank} {}", cluster.controller, address()));
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let stdin = child.stdin.take().unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        Self { child, stdin, lines }
-    }
-
-    fn call(&mut self, count: usize) {
-        writeln!(self.stdin, "{count}").unwrap();
-    }
-
-    fn hear(&mut self) -> String {
-        let answer = |line: String| line.strip_prefix("> ").map(str::to_owned);
-        self.lines.find_map(|line| answer(line.unwrap())).expect("the rank has ended")
-    }
-
-    /// Sends it a signal by its name.
-    fn signal(&self, name: &str) {
-        let pid = self.child.id().to_string();
-        assert!(Command::new("kill").args([&format!("-{name}"), &pid]).status().unwrap().success());
-    }
-}
-
-impl Drop for Rank {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 fn processes(cluster: &Cluster, world: u32) -> Vec<Rank> {
-    let mut ranks: Vec<Rank> = (0..world).map(|rank| Rank::start(cluster, world, rank)).collect();
-    for rank in &mut ranks {
-        assert_eq!(rank.hear(), "joined");
-    }
-    ranks
+    Rank::start_all(world, |rank| format!("{} {world} {rank} {}", cluster.controller, address()))
+}
+
+/// Has each of them begin a sum of so many elements.
+fn call(ranks: &mut [Rank], count: usize) {
+    ranks.iter_mut().for_each(|rank| rank.say(&count.to_string()));
 }
 
 #[test]
 fn a_rank_that_is_killed_in_a_call_ends_it_for_the_others() {
     let cluster = Cluster::of_hosts();
     let mut ranks = processes(&cluster, 3);
-    ranks.iter_mut().for_each(|rank| rank.call(100_000));
+    call(&mut ranks, 100_000);
     for rank in &mut ranks {
         assert_eq!(rank.hear(), "right");
     }
     // Two are in the call, and the third is the root of a tree.
     let mut killed = ranks.pop().unwrap();
-    ranks.iter_mut().for_each(|rank| rank.call(4_000_000));
+    call(&mut ranks, 4_000_000);
     killed.child.kill().unwrap();
     let stopwatch = Stopwatch::start();
     for rank in &mut ranks {
@@ -275,7 +225,7 @@ fn ranks_that_stand_still_for_a_short_time_only_delay_the_others() {
     let mut ranks = processes(&cluster, 3);
     for _ in 0..2 {
         ranks[1].signal("STOP");
-        ranks.iter_mut().for_each(|rank| rank.call(1_000_000));
+        call(&mut ranks, 1_000_000);
         // So long that the others wait for it.
         thread::sleep(Duration::from_millis(200));
         ranks[1].signal("CONT");

@@ -1,24 +1,18 @@
 //! Ranks that share memory and are processes: some of them are killed or stopped, or call something else. They are of one
 //! host, or of two, which are labels here.
-//!
-//! A rank is this program again, told by its environment which one, and by its stdin what to do.
 
 mod common;
 
-use std::env;
-use std::io::{BufRead, BufReader, Lines, Write};
 use std::net::SocketAddr;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
+use common::rank::{self, Rank, answer};
 use common::{Cluster, address};
 use millstream_collective::{Call, Communicator, JoinConfig, Path, ReduceOperation};
 use millstream_lab::Stopwatch;
 use millstream_verbs::{Device, SoftConfig};
 
 use ReduceOperation::Sum;
-
-const PART: &str = "MILLSTREAM_RANK_OF_A_TEST";
 
 /// Within this, the others hear of a death, and those of other hosts within the second.
 const BOUND: Duration = Duration::from_secs(1);
@@ -29,16 +23,10 @@ const ONE_HOST: &str = "one";
 /// What each of four ranks is of.
 const TWO_HOSTS: [&str; 4] = ["a", "b", "b", "a"];
 
-/// Says something on a line that the test harness has no part in.
-fn answer(what: &str) {
-    println!("\n> {what}");
-}
-
 #[test]
 fn part_of_another_test() {
-    let Ok(words) = env::var(PART) else { return };
-    let words: Vec<&str> = words.split(' ').collect();
-    let [controller, world, rank, bind, milliseconds, label] = words[..] else {
+    let Some(words) = rank::words() else { return };
+    let [controller, world, rank, bind, milliseconds, label] = &words[..] else {
         panic!("{words:?}")
     };
     let device = Device::open_soft(&SoftConfig::new(bind.parse().unwrap())).unwrap();
@@ -51,7 +39,7 @@ fn part_of_another_test() {
         &device,
     );
     let call_timeout = Duration::from_millis(milliseconds.parse().unwrap());
-    let path = if label == ONE_HOST { Path::SharedMemory } else { Path::Auto };
+    let path = if label.as_str() == ONE_HOST { Path::SharedMemory } else { Path::Auto };
     let config = JoinConfig { path, host_label: label.to_owned(), call_timeout, ..config };
     let mut communicator = Communicator::join(&config).unwrap();
     assert!(communicator.sharing().contains(&rank));
@@ -87,60 +75,18 @@ fn part_of_another_test() {
     }
 }
 
-/// A rank. Dropped, it is killed.
-struct Rank {
-    child: Child,
-    stdin: ChildStdin,
-    lines: Lines<BufReader<ChildStdout>>,
-}
-
-impl Rank {
-    fn say(&mut self, what: &str) {
-        writeln!(self.stdin, "{what}").unwrap();
-    }
-
-    fn hear(&mut self) -> String {
-        let answer = |line: String| line.strip_prefix("> ").map(str::to_owned);
-        self.lines.find_map(|line| answer(line.unwrap())).expect("the rank has ended")
-    }
-
-    /// Sends it a signal by its name.
-    fn signal(&self, name: &str) {
-        let pid = self.child.id().to_string();
-        assert!(Command::new("kill").args([&format!("-{name}"), &pid]).status().unwrap().success());
-    }
-}
-
-impl Drop for Rank {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 fn start(cluster: &Cluster, world: u32, call_timeout: Duration) -> Vec<Rank> {
     start_at(cluster, &vec![ONE_HOST; world as usize], call_timeout)
 }
 
 /// Ranks at these hosts.
 fn start_at(cluster: &Cluster, hosts: &[&str], call_timeout: Duration) -> Vec<Rank> {
-    let world = hosts.len();
-    let start = |(rank, label): (usize, &&str)| {
-        let mut command = Command::new(env::current_exe().unwrap());
-        command.args(["--exact", "part_of_another_test", "--nocapture"]);
-        let (controller, bind) = (cluster.controller, address());
-        let milliseconds = call_timeout.as_millis();
-        command.env(PART, format!("{controller} {world} {rank} {bind} {milliseconds} {label}"));
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let stdin = child.stdin.take().unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        Rank { child, stdin, lines }
-    };
-    let mut ranks: Vec<Rank> = hosts.iter().enumerate().map(start).collect();
-    for rank in &mut ranks {
-        assert_eq!(rank.hear(), "joined");
-    }
-    ranks
+    let (controller, milliseconds) = (cluster.controller, call_timeout.as_millis());
+    let world = hosts.len() as u32;
+    Rank::start_all(world, |rank| {
+        let label = hosts[rank as usize];
+        format!("{controller} {world} {rank} {} {milliseconds} {label}", address())
+    })
 }
 
 const PATIENT: Duration = Duration::from_secs(60);
@@ -209,7 +155,8 @@ fn who_is_killed_in_the_middle_is_named_within_a_second() {
 #[test]
 fn who_is_stopped_is_named_to_all_when_the_time_is_over() {
     let cluster = Cluster::of_shared_memory();
-    let mut ranks = start(&cluster, 3, Duration::from_millis(400));
+    // As long as the first sum may take on a busy machine.
+    let mut ranks = start(&cluster, 3, Duration::from_secs(3));
     sums(&mut ranks, 1000);
     ranks[1].signal("STOP");
     for rank in [0, 2] {

@@ -3,6 +3,8 @@
 // Each test file uses its own part of this.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
+pub(crate) mod rank;
+
 use std::future::Future;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::pin::Pin;
@@ -19,6 +21,13 @@ use millstream_verbs::{Device, SoftConfig};
 
 /// How long anything may take on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Says that a test cannot run, and why; fails where nothing may be skipped.
+pub(crate) fn skip(reason: &str) {
+    let required = std::env::var_os("MILLSTREAM_REQUIRE").is_some_and(|value| value == "all");
+    assert!(!required, "cannot be skipped, as MILLSTREAM_REQUIRE=all: {reason}");
+    println!("skipped: {reason}");
+}
 
 /// An address of 127/8 that no other test process uses, a new one for every call.
 pub(crate) fn address() -> IpAddr {
