@@ -1,6 +1,8 @@
 //! Metrics as text that Prometheus reads (its text exposition format, version 0.0.4).
 
-use std::fmt::{self, Display, Write as _};
+use std::fmt::{Display, Write as _};
+
+use millstream_net::exposition::add_sample;
 
 use crate::status_server::Page;
 
@@ -42,16 +44,8 @@ impl Samples<'_> {
     /// One value, with what its labels are.
     pub(crate) fn add(&mut self, labels: &[&str], value: impl Display) {
         debug_assert_eq!(labels.len(), self.labels.len());
-        self.text.push_str(self.name);
-        for (index, (name, value)) in self.labels.iter().zip(labels).enumerate() {
-            let before = if index == 0 { '{' } else { ',' };
-            // Writing to a string cannot fail.
-            let _ = write!(self.text, "{before}{name}=\"{}\"", Escaped(value));
-        }
-        if !labels.is_empty() {
-            self.text.push('}');
-        }
-        let _ = writeln!(self.text, " {value}");
+        let labels = self.labels.iter().copied().zip(labels.iter().copied());
+        add_sample(self.text, self.name, labels, value);
     }
 }
 
@@ -59,27 +53,11 @@ impl Samples<'_> {
 pub(crate) fn page<T>(metrics: &[Metric<T>], of: &T) -> Page {
     let mut text = String::new();
     for &Metric { name, kind, labels, help, values } in metrics {
+        // Writing to a string cannot fail.
         let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {}", kind.name());
         values(of, &mut Samples { name, labels, text: &mut text });
     }
     Page { content_type: "text/plain; version=0.0.4; charset=utf-8", text }
-}
-
-/// The value of a label, in which what ends it is escaped.
-struct Escaped<'a>(&'a str);
-
-impl Display for Escaped<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for c in self.0.chars() {
-            match c {
-                '\\' => f.write_str("\\\\")?,
-                '"' => f.write_str("\\\"")?,
-                '\n' => f.write_str("\\n")?,
-                other => f.write_char(other)?,
-            }
-        }
-        Ok(())
-    }
 }
 
 /// The rows of docs/metrics.md.

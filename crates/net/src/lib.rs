@@ -27,6 +27,7 @@ pub mod cuda;
 #[cfg_attr(millstream_loom, path = "model/descriptors.rs")]
 mod descriptors;
 mod driver;
+pub mod exposition;
 #[cfg(not(millstream_loom))]
 pub mod file_io;
 pub mod file_table;

@@ -1,6 +1,8 @@
 //! Metrics as text that Prometheus reads (its text exposition format, version 0.0.4).
 
-use std::fmt::{self, Display, Write as _};
+use std::fmt::{Display, Write as _};
+
+use millstream_net::exposition::add_sample;
 
 use super::{DeviceMetrics, Histogram, Metrics, RailMetrics, RailStatus, TransportMetrics};
 
@@ -48,9 +50,6 @@ struct Samples<'a> {
     metric: &'a Metric,
     text: &'a mut String,
 }
-
-/// The value of a label, in which what ends it is escaped.
-struct Escaped<'a>(&'a str);
 
 const RAIL: &[&str] = &["transport", "peer", "local_nic", "peer_nic"];
 
@@ -425,16 +424,7 @@ impl Samples<'_> {
         debug_assert_eq!(labels.len(), names.len());
         let pairs = names.iter().copied().zip(labels.iter().copied());
         let pairs = pairs.chain(bound.map(|bound| ("le", bound)));
-        self.text.push_str(self.metric.name);
-        self.text.push_str(suffix);
-        for (index, (name, value)) in pairs.clone().enumerate() {
-            let before = if index == 0 { '{' } else { ',' };
-            let _ = write!(self.text, "{before}{name}=\"{}\"", Escaped(value));
-        }
-        if pairs.count() > 0 {
-            self.text.push('}');
-        }
-        let _ = writeln!(self.text, " {value}");
+        add_sample(self.text, format_args!("{}{suffix}", self.metric.name), pairs, value);
     }
 
     fn transports(&mut self, metrics: &Metrics, value: impl Fn(&TransportMetrics) -> u64) {
@@ -470,19 +460,5 @@ impl Samples<'_> {
         self.line("_bucket", labels, Some("+Inf"), count);
         self.line("_sum", labels, None, histogram.sum_ns as f64 / 1e9);
         self.line("_count", labels, None, count);
-    }
-}
-
-impl Display for Escaped<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for c in self.0.chars() {
-            match c {
-                '\\' => f.write_str("\\\\")?,
-                '"' => f.write_str("\\\"")?,
-                '\n' => f.write_str("\\n")?,
-                other => f.write_char(other)?,
-            }
-        }
-        Ok(())
     }
 }
