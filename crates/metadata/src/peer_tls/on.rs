@@ -4,16 +4,14 @@ use std::fmt;
 use std::io::{self, BufRead, Read, Write};
 use std::sync::Arc;
 
-use millstream_net::tls::certificates;
-use rustls::client::Resumption;
+use millstream_net::tls::{authorities, calling, certificates, names_of, private_key};
 use rustls::crypto::ring;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{PrivateKeyDer, ServerName};
+use rustls::pki_types::ServerName;
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::version::TLS13;
 use rustls::{
-    AlertDescription, CertificateError, ClientConfig, ClientConnection, Connection, RootCertStore,
-    ServerConfig, ServerConnection,
+    AlertDescription, CertificateError, ClientConfig, ClientConnection, Connection, ServerConfig,
+    ServerConnection,
 };
 
 use super::{TlsError, is_pause};
@@ -42,23 +40,12 @@ impl PeerTls {
         else {
             return Err("a certificate, its private key and authorities go together".to_owned());
         };
-        let mut roots = RootCertStore::empty();
-        for certificate in certificates(ca)? {
-            roots.add(certificate).map_err(|error| format!("{}: {error}", ca.display()))?;
-        }
-        let (roots, path) = (Arc::new(roots), key);
-        let chain = certificates(chain)?;
-        let key = PrivateKeyDer::from_pem_file(path)
-            .map_err(|error| format!("private key {}: {error}", path.display()))?;
+        let (roots, path) = (Arc::new(authorities(ca)?), key);
+        let (chain, key) = (certificates(chain)?, private_key(path)?);
         let of_key = |error: rustls::Error| format!("{}: {error}", path.display());
         let provider = Arc::new(ring::default_provider());
-        let mut calling = ClientConfig::builder_with_provider(Arc::clone(&provider))
-            .with_protocol_versions(&[&TLS13])
-            .map_err(|error| error.to_string())?
-            .with_root_certificates(Arc::clone(&roots))
-            .with_client_auth_cert(chain.clone(), key.clone_key())
-            .map_err(of_key)?;
-        calling.resumption = Resumption::disabled();
+        let own = (chain.clone(), key.clone_key());
+        let calling = calling(Arc::clone(&roots), Some(own)).map_err(of_key)?;
         let verifier =
             WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(&provider)).build();
         let verifier = verifier.map_err(|error| format!("{}: {error}", ca.display()))?;
@@ -275,12 +262,7 @@ fn explain(error: &rustls::Error) -> TlsError {
             Expired | ExpiredContext { .. } => TlsError::Expired,
             NotValidYet | NotValidYetContext { .. } => TlsError::NotYet,
             NotValidForNameContext { presented, .. } => {
-                let certificate = match presented.is_empty() {
-                    true => "no name".to_owned(),
-                    false => {
-                        presented.iter().map(|name| plain(name)).collect::<Vec<_>>().join(", ")
-                    }
-                };
+                let certificate = names_of(presented);
                 TlsError::OtherName { called: String::new(), certificate }
             }
             NotValidForName => TlsError::OtherName {
@@ -309,12 +291,6 @@ fn explain(error: &rustls::Error) -> TlsError {
         rustls::Error::InvalidMessage(_) => TlsError::NoTls,
         error => TlsError::Other(error.to_string()),
     }
-}
-
-/// A name as users write it.
-fn plain(name: &str) -> &str {
-    let inside = name.split_once('(').map_or(name, |(_, inside)| inside);
-    inside.trim_end_matches(')').trim_matches('"')
 }
 
 #[cfg(test)]

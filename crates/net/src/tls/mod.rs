@@ -10,7 +10,9 @@ use thiserror::Error;
 #[cfg(feature = "tls")]
 mod on;
 #[cfg(feature = "tls")]
-pub use on::{CallerSession, CallerTls, certificates, reason};
+pub use on::{
+    CallerSession, CallerTls, authorities, calling, certificates, names_of, private_key, reason,
+};
 
 #[cfg(not(feature = "tls"))]
 mod off;

@@ -38,26 +38,12 @@ impl CallerTls {
     fn new(files: &CallerFiles, host: &str) -> Result<Self, String> {
         let name = ServerName::try_from(host.to_owned())
             .map_err(|_| format!("no certificate can be for {host:?}"))?;
-        let mut roots = RootCertStore::empty();
-        let path = &files.authorities;
-        for certificate in certificates(path)? {
-            roots.add(certificate).map_err(|error| format!("{}: {error}", path.display()))?;
-        }
-        let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
-            .with_protocol_versions(&[&TLS13])
-            .map_err(|error| error.to_string())?
-            .with_root_certificates(roots);
-        let mut config = match &files.own {
-            None => builder.with_no_client_auth(),
-            Some((chain, key)) => {
-                let private = PrivateKeyDer::from_pem_file(key)
-                    .map_err(|error| format!("private key {}: {error}", key.display()))?;
-                builder
-                    .with_client_auth_cert(certificates(chain)?, private)
-                    .map_err(|error| format!("{}: {error}", key.display()))?
-            }
+        let roots = authorities(&files.authorities)?;
+        let config = match &files.own {
+            None => calling(roots, None).map_err(|error| error.to_string())?,
+            Some((chain, key)) => calling(roots, Some((certificates(chain)?, private_key(key)?)))
+                .map_err(|error| format!("{}: {error}", key.display()))?,
         };
-        config.resumption = Resumption::disabled();
         Ok(Self { config: Arc::new(config), name })
     }
 
@@ -77,6 +63,38 @@ impl CallerTls {
         };
         (Arc::clone(&self.config), name)
     }
+}
+
+/// What who calls has TLS by: version 1.3 without resumption. Who is called is vouched for by these authorities, and is
+/// shown this certificate with its key, if he asks.
+pub fn calling(
+    authorities: impl Into<Arc<RootCertStore>>,
+    own: Option<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)>,
+) -> Result<ClientConfig, rustls::Error> {
+    let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_protocol_versions(&[&TLS13])?
+        .with_root_certificates(authorities);
+    let mut config = match own {
+        None => builder.with_no_client_auth(),
+        Some((chain, key)) => builder.with_client_auth_cert(chain, key)?,
+    };
+    config.resumption = Resumption::disabled();
+    Ok(config)
+}
+
+/// The authorities whose certificates are in a file in PEM. The error names the file.
+pub fn authorities(path: &Path) -> Result<RootCertStore, String> {
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(path)? {
+        roots.add(certificate).map_err(|error| format!("{}: {error}", path.display()))?;
+    }
+    Ok(roots)
+}
+
+/// The private key of a file in PEM. The error names the file.
+pub fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, String> {
+    PrivateKeyDer::from_pem_file(path)
+        .map_err(|error| format!("private key {}: {error}", path.display()))
 }
 
 /// The certificates of a file in PEM: one at least. The error names the file.
@@ -159,12 +177,7 @@ fn explain(error: &rustls::Error) -> String {
                 "its certificate is not valid yet: is the clock right?"
             }
             NotValidForNameContext { expected, presented } => {
-                let names = match presented.is_empty() {
-                    true => "no name".to_owned(),
-                    false => {
-                        presented.iter().map(|name| plain(name)).collect::<Vec<_>>().join(", ")
-                    }
-                };
+                let names = names_of(presented);
                 let called = expected.to_str();
                 return format!("it was called {called}, and its certificate is for {names}");
             }
@@ -189,6 +202,14 @@ fn explain(error: &rustls::Error) -> String {
         error => return error.to_string(),
     };
     text.to_owned()
+}
+
+/// The names that a certificate is for, as an error of rustls has them.
+pub fn names_of(presented: &[String]) -> String {
+    match presented {
+        [] => "no name".to_owned(),
+        names => names.iter().map(|name| plain(name)).collect::<Vec<_>>().join(", "),
+    }
 }
 
 /// A name as users write it.
