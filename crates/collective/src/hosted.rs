@@ -117,30 +117,10 @@ impl HostedSwitch {
         &self,
         message: FromController,
     ) -> Result<Option<ToController>, Box<FromController>> {
+        if let Some(spec) = CommunicatorSpec::asked_for(&message) {
+            return Ok(Some(self.create(&spec)));
+        }
         Ok(match message {
-            FromController::CreateCommunicator {
-                communicator: id,
-                path_mtu,
-                segment_bytes,
-                window,
-                world,
-                has_parent,
-                children,
-                options,
-                ..
-            } => {
-                let children = children.into_iter().map(Into::into).collect();
-                Some(self.create(&CommunicatorSpec {
-                    id,
-                    path_mtu,
-                    segment_bytes,
-                    window,
-                    world,
-                    has_parent,
-                    children,
-                    options,
-                }))
-            }
             FromController::ConnectParent { communicator, address, qpn, psn } => {
                 Some(self.connect_parent(communicator, &ParentSpec { address, qpn, psn }))
             }

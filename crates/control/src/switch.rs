@@ -397,6 +397,7 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
 
     /// Does what the controller says; returns the answer.
     fn told(&mut self, message: FromController) -> Result<Option<ToController>, SessionEnd> {
+        let spec = CommunicatorSpec::asked_for(&message);
         Ok(match message {
             FromController::Ping => Some(ToController::Pong),
             // Answered by the session, by as many messages as there are nodes.
@@ -405,38 +406,16 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
                 self.registered();
                 None
             }
-            FromController::CreateCommunicator {
-                communicator: id,
-                group,
-                path_mtu,
-                segment_bytes,
-                window,
-                world,
-                has_parent,
-                children,
-                tree,
-                options,
-            } => {
-                let below = children.iter().filter(|child| child.is_switch);
+            FromController::CreateCommunicator { group, path_mtu, tree, .. } => spec.map(|spec| {
+                let below = spec.children.iter().filter(|child| child.is_switch);
                 let below = below.map(|child| SwitchBelow {
                     rank: child.ranks.first().unwrap_or_default(),
                     address: child.address,
                 });
-                let (below, count) = (below.collect(), children.len() as u32);
-                let made = Made { group, children: count, below, above: None, tree, path_mtu };
-                let children = children.into_iter().map(Into::into).collect();
-                let spec = CommunicatorSpec {
-                    id,
-                    path_mtu,
-                    segment_bytes,
-                    window,
-                    world,
-                    has_parent,
-                    children,
-                    options,
-                };
-                Some(self.create(&spec, made))
-            }
+                let (below, children) = (below.collect(), spec.children.len() as u32);
+                let made = Made { group, children, below, above: None, tree, path_mtu };
+                self.create(&spec, made)
+            }),
             FromController::ConnectParent { communicator, address, qpn, psn } => {
                 let parent = ParentSpec { address, qpn, psn };
                 Some(self.connect_parent(communicator, &parent))

@@ -5,13 +5,37 @@ use core::net::IpAddr;
 use millstream_wire::Mtu;
 
 use super::{Created, SwitchEvent};
-use crate::protocol::{SwitchChild, SwitchEdge, SwitchReport, SwitchUplink, ToController};
-use crate::spec::ChildSpec;
+use crate::protocol::{
+    FromController, SwitchChild, SwitchEdge, SwitchReport, SwitchUplink, ToController,
+};
+use crate::spec::{ChildSpec, CommunicatorSpec};
 
 impl From<SwitchChild> for ChildSpec {
     fn from(child: SwitchChild) -> Self {
         let SwitchChild { ranks, address, qpn, psn, is_switch } = child;
         Self { ranks, address, qpn, psn, is_switch }
+    }
+}
+
+impl CommunicatorSpec {
+    /// The node that a controller asks a switch for, if it does by this message.
+    pub fn asked_for(message: &FromController) -> Option<Self> {
+        let &FromController::CreateCommunicator {
+            communicator: id,
+            path_mtu,
+            segment_bytes,
+            window,
+            world,
+            has_parent,
+            ref children,
+            options,
+            ..
+        } = message
+        else {
+            return None;
+        };
+        let children = children.iter().cloned().map(Into::into).collect();
+        Some(Self { id, path_mtu, segment_bytes, window, world, has_parent, children, options })
     }
 }
 
