@@ -175,7 +175,7 @@ mod tests {
 
     impl Handler for Named {
         fn handle(&self, _: SocketAddr, request: Frame) -> Option<Frame> {
-            Some(Frame::new(request.frame_type, self.0.into()))
+            Some(Frame::new(request.frame_type, self.0))
         }
     }
 

@@ -75,7 +75,7 @@ pub(crate) fn segment() -> Arc<OpenSegment> {
 }
 
 /// A peer that is not connected, and whose host has no address.
-pub(crate) fn peer() -> Arc<Peer> {
+pub(super) fn peer() -> Arc<Peer> {
     let resolver = Resolver::new(|_| Err(io::Error::other("there is none")));
     let (name, host, framing) = ("a".to_owned(), "no.host".to_owned(), Framing::Numbered);
     let place = Place { name, host, port: 7, framing, checked: false, incarnation: None };
