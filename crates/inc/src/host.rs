@@ -162,6 +162,20 @@ pub struct HostWorker {
     overdue: bool,
     outcome: Option<Result<Completed, CollectiveError>>,
     failed: Option<CollectiveError>,
+    /// What was under way when it failed.
+    halted: Option<Halted>,
+}
+
+/// A collective that was under way when its worker failed.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Halted {
+    /// Its number.
+    pub number: u64,
+    /// Segments whose answer had come, without gaps: this rank has the results among them, and every rank has contributed
+    /// to them. Of a vector that travels with the descriptor, 1 when its result was delivered, else 0.
+    pub results: u64,
+    /// The segment whose answer was to come next, of all collectives.
+    pub next_segment: u64,
 }
 
 impl HostConfig {
@@ -211,6 +225,7 @@ impl HostWorker {
             overdue: false,
             outcome: None,
             failed: None,
+            halted: None,
         })
     }
 
@@ -253,6 +268,16 @@ impl HostWorker {
             Some(ranks) => layout.small_target_of(ranks),
         };
         range.len()
+    }
+
+    /// What it was made with.
+    pub const fn config(&self) -> HostConfig {
+        self.config
+    }
+
+    /// The segment, of all collectives, that a send request with this id carries, if it is one.
+    pub const fn segment_of(id: u64) -> Option<u64> {
+        if id < DESCRIPTOR_ID { Some(id) } else { None }
     }
 
     /// How many send requests the queue pair must hold: a descriptor, a window of segments, and as
@@ -611,6 +636,13 @@ impl HostWorker {
         }
         let first = self.failed.is_none();
         self.failed = Some(error);
+        if let Some(Running { number, layout, agreed, result_at, .. }) = self.running {
+            let results = match layout.end() - layout.first() {
+                0 => u64::from(agreed && result_at.is_none()),
+                _ => self.results - layout.first(),
+            };
+            self.halted = Some(Halted { number, results, next_segment: self.results });
+        }
         if self.running.take().is_some() || (!first && self.outcome == Some(Err(vague))) {
             self.outcome = Some(Err(error));
         }
@@ -630,6 +662,11 @@ impl HostWorker {
     /// Why the communicator is of no more use, if it is not.
     pub fn failure(&self) -> Option<CollectiveError> {
         self.failed
+    }
+
+    /// What was under way when it failed, if something was. What comes in later changes that no more.
+    pub const fn halted(&self) -> Option<Halted> {
+        self.halted
     }
 
     /// The collective under way: its number, segments whose result has come, and segments.

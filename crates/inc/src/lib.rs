@@ -62,7 +62,9 @@ pub use communicator::CommunicatorStatistics;
 pub use data_type::{Collective, DataType, ReduceOperation, UnknownName};
 pub use descriptor::{DESCRIPTOR_BYTES, Descriptor, DescriptorError, Field, MAX_COLLECTIVE_BYTES};
 pub use error::{CollectiveError, StartError};
-pub use host::{CONTROL_BYTES, Command, Completed, HostConfig, HostConfigError, HostWorker};
+pub use host::{
+    CONTROL_BYTES, Command, Completed, Halted, HostConfig, HostConfigError, HostWorker,
+};
 pub use kernels::Kernel;
 pub use ranks::Ranks;
 pub use spec::{
