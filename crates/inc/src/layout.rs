@@ -206,20 +206,60 @@ impl Layout {
         let part = number / self.segments_per_part;
         let within = number % self.segments_per_part * self.segment_bytes;
         let offset = self.stripe_start + within;
-        let owner = Who::One(part as u32);
-        let (sources, targets) = match self.collective {
-            Collective::AllReduce | Collective::Barrier => (Who::All, Who::All),
-            Collective::Reduce => (Who::All, Who::One(self.root)),
-            Collective::Broadcast => (Who::One(self.root), Who::All),
-            Collective::ReduceScatter => (Who::All, owner),
-            Collective::AllGather => (owner, Who::All),
-        };
+        let (sources, targets) = self.who(part);
         Place {
             start: part * self.part_bytes + offset,
             offset,
             length: self.segment_bytes.min(self.stripe_bytes - within) as u32,
             sources,
             targets,
+        }
+    }
+
+    /// Who contributes to a part, and who gets its result.
+    const fn who(&self, part: u64) -> (Who, Who) {
+        let owner = Who::One(part as u32);
+        match self.collective {
+            Collective::AllReduce | Collective::Barrier => (Who::All, Who::All),
+            Collective::Reduce => (Who::All, Who::One(self.root)),
+            Collective::Broadcast => (Who::One(self.root), Who::All),
+            Collective::ReduceScatter => (Who::All, owner),
+            Collective::AllGather => (owner, Who::All),
+        }
+    }
+
+    /// How many parts the vector has.
+    pub(crate) const fn parts(&self) -> u64 {
+        self.parts
+    }
+
+    /// Where some segments of a part lie in the whole vector, who contributes to them and who gets them. A vector that
+    /// travels with the descriptor is as one segment for each part.
+    pub(crate) fn pieces(
+        &self,
+        part: u64,
+        segments: Range<u64>,
+        is_small: bool,
+    ) -> (Range<u64>, (Who, Who)) {
+        let bytes = if is_small { self.stripe_bytes } else { self.segment_bytes };
+        let base = part * self.part_bytes + self.stripe_start;
+        let at = |segment: u64| base + (segment * bytes).min(self.stripe_bytes);
+        (at(segments.start)..at(segments.end), self.who(part))
+    }
+
+    /// Where in its source a rank has what lies there in the whole vector, in this part.
+    pub(crate) fn in_source(&self, whole: u64, part: u64) -> u64 {
+        match self.collective {
+            Collective::AllGather => whole - part * self.part_bytes,
+            _ => whole,
+        }
+    }
+
+    /// Where in its destination a rank gets what lies there in the whole vector, in this part.
+    pub(crate) fn in_target(&self, whole: u64, part: u64) -> u64 {
+        match self.collective {
+            Collective::ReduceScatter => whole - part * self.part_bytes,
+            _ => whole,
         }
     }
 

@@ -44,6 +44,7 @@ mod data_type;
 mod descriptor;
 pub mod election;
 mod error;
+pub mod failover;
 mod host;
 pub mod kernels;
 mod layout;
