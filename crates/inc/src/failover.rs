@@ -380,3 +380,6 @@ impl Share {
         self.layout.in_target(whole, piece / self.pieces)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,262 @@
+use super::*;
+use crate::{DataType, Mode, ReduceOperation};
+
+const WINDOW: u32 = 2;
+
+fn lost(rank: u32, world: u32, trees: u8) -> Lost {
+    let (segment_bytes, path_mtu) = (256, Mtu::B256);
+    Lost { communicator: 7, rank, world, trees, segment_bytes, window: WINDOW, path_mtu }
+}
+
+fn call(collective: Collective, root: u32, count: u64) -> CollectiveCall {
+    CollectiveCall {
+        collective,
+        data_type: DataType::Int32,
+        operation: ReduceOperation::Sum,
+        root,
+        count,
+        stripe: Stripe::WHOLE,
+        mode: Mode::Write,
+        source_key: 0,
+        source_address: 0,
+        destination_key: 0,
+        destination_address: 0,
+    }
+}
+
+fn report(started: u64, position: Position) -> Report {
+    Report { communicator: 7, started, overwritten: None, positions: [position; MAX_TREES] }
+}
+
+/// Numbers that look random (splitmix64), always the same ones.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        (z ^ (z >> 27)) % limit
+    }
+}
+
+/// What was computed by the new trees has this in it: where ranks mix the two, they differ.
+const ANEW: u64 = 1 << 60;
+const LOST: u64 = u64::MAX;
+
+/// A rank with its vectors, an element for each of theirs.
+struct Rank {
+    source: Vec<u64>,
+    destination: Vec<u64>,
+}
+
+/// The elements of the whole vector.
+fn element(rank: u32, index: usize) -> u64 {
+    (u64::from(rank) << 32) + index as u64 + 1
+}
+
+/// What the element of the whole vector is to be, computed by the lost tree.
+fn result(call: &CollectiveCall, world: u32, index: usize) -> u64 {
+    match call.collective {
+        Collective::Broadcast => element(call.root, index),
+        Collective::AllGather => element((index as u64 / call.count) as u32, index),
+        _ => (0..world).map(|rank| element(rank, index)).sum(),
+    }
+}
+
+/// Where a rank has a part of the whole vector in its destination, if it does.
+fn target(call: &CollectiveCall, rank: u32, index: usize) -> Option<usize> {
+    let count = call.count as usize;
+    match call.collective {
+        Collective::Reduce => (rank == call.root).then_some(index),
+        Collective::ReduceScatter => (index / count == rank as usize).then(|| index % count),
+        Collective::Barrier => None,
+        _ => Some(index),
+    }
+}
+
+/// Does the repairs of all ranks, and gives the whole vectors that they have as results.
+fn repair(call: &CollectiveCall, ranks: &mut [Rank], lists: &[Vec<Repair>]) {
+    for at in 0..lists[0].len() {
+        let repairs: Vec<Repair> = lists.iter().map(|list| list[at]).collect();
+        let Repair { collective, root, count, .. } = repairs[0];
+        let same = |it: &Repair| (it.collective, it.root, it.count) == (collective, root, count);
+        assert!(repairs.iter().all(same), "{call:?}: {repairs:?}");
+        let mut combined = vec![0; count as usize];
+        for (repair, rank) in repairs.iter().zip(&*ranks) {
+            let Some((side, offset)) = repair.read else { continue };
+            let vector = if side == Side::Source { &rank.source } else { &rank.destination };
+            let start = offset as usize / 4;
+            for (sum, &it) in combined.iter_mut().zip(&vector[start..start + count as usize]) {
+                assert_ne!(it, LOST, "{call:?}: {repair:?} of what is not there");
+                *sum += it;
+            }
+        }
+        let anew = if collective == Collective::Broadcast { 0 } else { ANEW };
+        for (repair, rank) in repairs.iter().zip(&mut *ranks) {
+            let Some(offset) = repair.write else { continue };
+            for (at, &it) in (offset as usize / 4..).zip(&combined) {
+                rank.destination[at] = it + anew;
+            }
+        }
+    }
+}
+
+/// One call that ranks have done more or less of, each tree as far as windows allow.
+fn try_one(random: &mut Random, collective: Collective, world: u32, trees: u8, count: u64) {
+    let root = random.below(world.into()) as u32;
+    let call = call(collective, root, count);
+    let sequence = random.below(4);
+    let parts = if matches!(collective, Collective::ReduceScatter | Collective::AllGather) {
+        u64::from(world)
+    } else {
+        1
+    };
+    let all = (parts * count) as usize;
+    let source = |rank: u32| match collective {
+        Collective::AllGather => {
+            let start = rank as usize * count as usize;
+            (start..start + count as usize).map(|index| element(rank, index)).collect()
+        }
+        _ => (0..all).map(|index| element(rank, index)).collect(),
+    };
+    let mut ranks: Vec<Rank> = (0..world)
+        .map(|rank| Rank { source: source(rank), destination: vec![LOST; all] })
+        .collect();
+    let idle = Position { sequence: sequence + 1, results: 0 };
+    let mut reports = vec![report(sequence + 1, idle); world as usize];
+    let mut over = vec![true; world as usize];
+    for tree in 0..trees {
+        let Some(share) = lost(0, world, trees).share(&call, sequence, tree) else { continue };
+        let end = if share.is_small { 1 } else { share.parts * share.pieces };
+        let highest = random.below(end + 1);
+        for (rank, report) in reports.iter_mut().enumerate() {
+            let results = highest.saturating_sub(random.below(u64::from(WINDOW) + 1));
+            // One whose part is complete may have to wait for an acknowledgement.
+            let done = results == end && random.below(2) == 0;
+            over[rank] &= done;
+            let position = if done { idle } else { Position { sequence, results } };
+            report.positions[usize::from(tree)] = position;
+            let pieces = if share.is_small { results * share.parts } else { results };
+            for piece in 0..pieces {
+                let (whole, _) = share.range(piece..piece + 1);
+                for index in whole.start as usize / 4..whole.end as usize / 4 {
+                    if let Some(at) = target(&call, rank as u32, index) {
+                        ranks[rank].destination[at] = result(&call, world, index);
+                    }
+                }
+            }
+        }
+    }
+    // Who is done has given its vectors back, and has copies of some of it.
+    for (rank, vectors) in ranks.iter_mut().enumerate().filter(|&(rank, _)| over[rank]) {
+        let mut kept = Rank {
+            source: vec![LOST; vectors.source.len()],
+            destination: vec![LOST; vectors.destination.len()],
+        };
+        for tree in 0..trees {
+            lost(rank as u32, world, trees).kept(&call, sequence, tree, |side, bytes| {
+                let elements = bytes.start as usize / 4..bytes.end as usize / 4;
+                let (from, to) = match side {
+                    Side::Source => (&vectors.source, &mut kept.source),
+                    Side::Destination => (&vectors.destination, &mut kept.destination),
+                };
+                to[elements.clone()].copy_from_slice(&from[elements]);
+            });
+        }
+        *vectors = kept;
+    }
+    let calls = |number| (number == sequence).then_some(call);
+    let lists: Vec<Vec<Repair>> =
+        (0..world).map(|rank| lost(rank, world, trees).repairs(&reports, calls).unwrap()).collect();
+    assert!(lists.iter().all(|list| list.len() == lists[0].len()));
+    repair(&call, &mut ranks, &lists);
+    for index in 0..all {
+        let wanted = result(&call, world, index);
+        let has = |rank: u32| {
+            let at = target(&call, rank, index)?;
+            (!over[rank as usize]).then(|| ranks[rank as usize].destination[at])
+        };
+        let mut all: Vec<u64> = (0..world).filter_map(has).collect();
+        // Those whose vectors are gone have had the result of the lost tree.
+        let told =
+            (0..world).any(|rank| over[rank as usize] && target(&call, rank, index).is_some());
+        all.extend(told.then_some(wanted));
+        all.dedup();
+        let right = |it: &u64| *it == wanted || *it == wanted + ANEW;
+        assert!(all.len() <= 1 && all.iter().all(right), "{call:?} {index}: {all:?} {wanted}");
+    }
+}
+
+#[test]
+fn every_rank_ends_with_the_same_results_however_far_each_has_come() {
+    let mut random = Random(1);
+    for &collective in Collective::ALL {
+        for round in 0..300 {
+            let (world, trees) = (1 + random.below(4) as u32, 1 + random.below(3) as u8);
+            let count = [3, 40, 64, 700, 5000, 13_001][round % 6];
+            try_one(&mut random, collective, world, trees, count);
+        }
+    }
+}
+
+#[test]
+fn what_some_have_is_spread_and_what_nobody_has_is_computed() {
+    // Four segments of 64 elements, of which rank 1 has three and the others one.
+    let all_reduce = call(Collective::AllReduce, 0, 256);
+    let at = |results| report(1, Position { sequence: 0, results });
+    let reports = [at(1), at(3), at(1)];
+    let repairs = lost(1, 3, 1).repairs(&reports, |_| Some(all_reduce)).unwrap();
+    let spread = Repair {
+        sequence: 0,
+        collective: Collective::Broadcast,
+        root: 1,
+        count: 128,
+        read: Some((Side::Destination, 256)),
+        write: None,
+    };
+    let anew = Repair {
+        sequence: 0,
+        collective: Collective::AllReduce,
+        root: 0,
+        count: 64,
+        read: Some((Side::Source, 768)),
+        write: Some(768),
+    };
+    assert_eq!(repairs, [spread, anew]);
+    let repairs = lost(0, 3, 1).repairs(&reports, |_| Some(all_reduce)).unwrap();
+    assert_eq!(repairs, [Repair { read: None, write: Some(256), ..spread }, anew]);
+}
+
+#[test]
+fn a_call_that_not_all_have_started_is_left_for_later_and_one_that_is_over_is_not_looked_at() {
+    let all_reduce = call(Collective::AllReduce, 0, 256);
+    let behind = report(2, Position { sequence: 1, results: 0 });
+    let ahead = report(4, Position { sequence: 1, results: 1 });
+    assert_eq!(first_to_repeat(&[ahead, behind]), 2);
+    let repairs = lost(0, 2, 1).repairs(&[ahead, behind], |_| Some(all_reduce)).unwrap();
+    assert!(repairs.iter().all(|repair| repair.sequence == 1) && repairs.len() == 2);
+    assert_eq!(lost(0, 2, 1).repairs(&[ahead, behind], |_| None), Ok(Vec::new()));
+}
+
+#[test]
+fn reports_are_read_as_they_were_written_and_others_are_refused() {
+    let mut good = report(9, Position { sequence: 8, results: 3 });
+    for overwritten in [None, Some(8)] {
+        good.overwritten = overwritten;
+        assert_eq!(Report::parse(&good.to_bytes()), Some(good));
+    }
+    let mut bytes = good.to_bytes();
+    bytes[4] = 2;
+    assert_eq!(Report::parse(&bytes), None);
+    assert_eq!(Report::parse(&[0; REPORT_BYTES]), None);
+    let lost = lost(0, 2, 1);
+    let refused = |reports: [Report; 2]| lost.repairs(&reports, |_| None).unwrap_err();
+    let fine = report(9, Position { sequence: 8, results: 3 });
+    assert_eq!(refused([fine, good]), FailoverError::Overwritten { rank: 1, sequence: 8 });
+    let other = Report { communicator: 6, ..fine };
+    let error = FailoverError::Communicator { rank: 1, found: 6, expected: 7 };
+    assert_eq!(refused([fine, other]), error);
+    let ahead = report(1 << 20, Position { sequence: 1 << 20, results: 0 });
+    let slow = report(1 << 20, Position::default());
+    assert_eq!(refused([slow, ahead]), FailoverError::Behind { rank: 0 });
+}
