@@ -14,7 +14,9 @@ use millstream_roce::Instant;
 use super::group::{End, Group, Member};
 use super::{ConnectionId, Controller, GroupId, Role, Switch};
 use crate::plan::{Candidate, Forest, PlanOptions, SwitchId, Tree};
-use crate::protocol::{AbortReason, FallbackOffer, Refusal, SwitchLimits, ToController, shortened};
+use crate::protocol::{
+    AbortReason, Failover, FallbackOffer, Refusal, SwitchLimits, ToController, shortened,
+};
 use crate::stripe::MAX_TREES;
 
 /// What is known of a group whose hosts take the place of switches.
@@ -47,6 +49,16 @@ impl Group {
         let able =
             |member: &Member| member.fallback == FallbackOffer::Able && !member.options.plain;
         !self.ready && self.fallback.is_none() && self.members.values().all(able)
+    }
+
+    /// What becomes of it when one of its switches is lost. Hosts without descriptors cannot go on.
+    pub(super) fn failover(&self) -> Failover {
+        let wanted = |member: &Member| !member.fallback.is_off() && !member.options.plain;
+        match () {
+            () if self.fallback.is_some() || !self.members.values().all(wanted) => Failover::Off,
+            () if self.options().reproducible => Failover::Reproducible,
+            () => Failover::On,
+        }
     }
 
     /// There is no switch now: its hosts wait so long for one, or half of the time that is left if that is less.

@@ -183,6 +183,7 @@ impl Controller {
         }
         // Nodes of the first tree come first, so each rank's plan is there when a further tree is added to it.
         let mut plans: BTreeMap<u32, Plan> = BTreeMap::new();
+        let failover = group.failover();
         for (place, node) in trees.nodes().iter().zip(&group.nodes) {
             let Some(switch) = self.switches.get(&place.switch) else { return };
             for (child, edge) in place.children.iter().zip(&node.edges) {
@@ -203,6 +204,7 @@ impl Controller {
                     path_mtu: group.path_mtu,
                     more: Vec::new(),
                     ranks: group.hosts.get(&rank).cloned().unwrap_or_default(),
+                    failover,
                 };
                 plans.insert(rank, plan);
             }

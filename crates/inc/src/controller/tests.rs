@@ -15,7 +15,7 @@ use millstream_wire::{Mtu, Psn, Qpn};
 
 use super::*;
 use crate::CommunicatorOptions;
-use crate::protocol::{Hello, Plan, Presence, SwitchChild, SwitchEdge, SwitchReport};
+use crate::protocol::{Failover, Hello, Plan, Presence, SwitchChild, SwitchEdge, SwitchReport};
 use crate::ranks::Ranks;
 use world::{World, group_ready, hello, seconds};
 
@@ -72,6 +72,7 @@ fn a_group_goes_from_idle_to_ready_and_back() {
         path_mtu: Mtu::B1024,
         more: Vec::new(),
         ranks: Ranks::default(),
+        failover: Failover::Off,
     };
     assert_eq!(world.heard(b), [FromController::Plan(plan)]);
 

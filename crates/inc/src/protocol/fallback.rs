@@ -35,3 +35,24 @@ pub struct HostsTrees {
     /// How many addresses of each host the trees use: tree `t` uses the one with the number `t` modulo this.
     pub addresses: u32,
 }
+
+/// What becomes of a communicator when one of its switches is lost.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Failover {
+    /// It is over: some rank wants no fall-back, or its switches are the ranks' own.
+    #[default]
+    Off,
+    /// It is over, since some rank wants reproducible results, and other trees add in another order.
+    Reproducible,
+    /// Its ranks go on over other trees.
+    On,
+}
+
+impl Failover {
+    /// Whether nothing is to be said of it.
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
+    pub const fn is_off(&self) -> bool {
+        matches!(self, Self::Off)
+    }
+}

@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::token::hex;
 use super::{
-    AbortReason, Awaited, FallbackOffer, HostsTrees, Message, PortCounters, Refusal, fields,
+    AbortReason, Awaited, Failover, FallbackOffer, HostsTrees, Message, PortCounters, Refusal,
+    fields,
 };
 use crate::ranks::Ranks;
 use crate::spec::CommunicatorOptions;
@@ -465,6 +466,9 @@ pub struct Plan {
     /// them, and gives them memory to share.
     #[serde(default, skip_serializing_if = "Ranks::is_empty", with = "fields::ranks")]
     pub ranks: Ranks,
+    /// What becomes of the communicator when one of its switches is lost.
+    #[serde(default, skip_serializing_if = "Failover::is_off")]
+    pub failover: Failover,
 }
 
 /// A host's end of a further tree.

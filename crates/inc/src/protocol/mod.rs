@@ -31,6 +31,8 @@
 //! whom; to the others that goes in place of the `Plan`.
 //! Where there is no switch, hosts that offered it ([`Hello::fallback`]) run switches for their own group: `GroupReady`
 //! says which ([`HostsTrees`]), and those are asked for nodes, and answer, over their own connections.
+//! Where there are switches, the plan says what hosts do when one is lost ([`Plan::failover`]): they join again, by a name of
+//! their own.
 //!
 //! The controller sends [`FromController::Ping`] to everyone, who answers
 //! [`ToController::Pong`]; who does not is taken for dead. Hosts whose group is being made are told
@@ -65,7 +67,7 @@ mod token;
 
 pub use awaited::Awaited;
 pub use counters::PortCounters;
-pub use fallback::{FallbackOffer, HostsTrees};
+pub use fallback::{Failover, FallbackOffer, HostsTrees};
 pub use frame::{FrameDecoder, FrameError, Message, VERSION, encode};
 pub use message::{
     Commanded, FromController, GroupIdentity, HeldNode, Hello, HostQueuePair, Plan, PlannedTree,

@@ -6,8 +6,10 @@ use millstream_wire::{Mtu, Psn, Qpn};
 
 use super::world::{World, hello, seconds};
 use super::*;
+use crate::CommunicatorOptions;
 use crate::protocol::{
-    FallbackOffer, Hello, HostQueuePair, HostsTrees, MAX_TEXT_BYTES, Plan, Resume, SwitchUplink,
+    Failover, FallbackOffer, Hello, HostQueuePair, HostsTrees, MAX_TEXT_BYTES, Plan, Resume,
+    SwitchEdge, SwitchUplink,
 };
 use crate::stripe::MAX_TREES;
 
@@ -380,4 +382,48 @@ fn hosts_come_back_and_are_asked_at_their_new_connections() {
     let host = join(&mut world, able(2, 0));
     world.say(host, ToController::ParentConnected { communicator });
     assert!(matches!(world.refusal(host), Refusal::Protocol { .. }));
+}
+
+/// What the plans of a group of two say, that a switch serves.
+fn failover_of(hellos: [Hello; 2]) -> [Failover; 2] {
+    const SWITCH: ConnectionId = ConnectionId(1);
+    let mut world = World::new();
+    world.switch(SWITCH, "s", 9);
+    let hosts = hellos.map(|hello| join(&mut world, hello));
+    for host in hosts {
+        let (qpn, psn, path_mtu) = (Qpn::new(5), Psn::new(6), Mtu::B1024);
+        world.say(host, ToController::Connect { qpn, psn, path_mtu, more: Vec::new() });
+        world.heard(host);
+    }
+    let asked = world.heard(SWITCH);
+    let Some(&FromController::CreateCommunicator { communicator, .. }) = asked.last() else {
+        panic!("{asked:?}")
+    };
+    let edge = |rank| SwitchEdge { rank, qpn: Qpn::new(7 + rank), psn: Psn::new(8) };
+    let edges = vec![edge(0), edge(1)];
+    world.say(SWITCH, ToController::CommunicatorCreated { communicator, edges, uplink: None });
+    hosts.map(|host| match &world.heard(host)[..] {
+        [FromController::Plan(Plan { failover, .. })] => *failover,
+        heard => panic!("{heard:?}"),
+    })
+}
+
+#[test]
+fn ranks_hear_whether_they_go_on_when_a_switch_is_lost() {
+    let options = CommunicatorOptions { reproducible: true, plain: false };
+    let exact = |rank| Hello { options, ..able(2, rank) };
+    let unable = FallbackOffer::Unable { reason: "an adapter".to_owned() };
+    for (second, failover) in [
+        (able(2, 1), Failover::On),
+        // Another switch may serve.
+        (Hello { fallback: unable, ..able(2, 1) }, Failover::On),
+        (Hello { fallback: FallbackOffer::Off, ..able(2, 1) }, Failover::Off),
+        (exact(1), Failover::Reproducible),
+        (Hello { fallback: FallbackOffer::Off, ..exact(1) }, Failover::Off),
+    ] {
+        assert_eq!(failover_of([able(2, 0), second.clone()]), [failover; 2], "{second:?}");
+    }
+    let mut world = World::new();
+    let hosts = ready(&mut world, 2);
+    assert!(hosts.plans.values().all(|plan| plan.failover == Failover::Off));
 }
