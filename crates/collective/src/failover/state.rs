@@ -1,0 +1,153 @@
+//! What a rank that goes on over other trees knows: its trees, and its calls on them.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use millstream_inc::failover::Lost;
+use millstream_inc::protocol::{self, GroupIdentity};
+
+use super::FailoverReport;
+use super::retained::Retained;
+use crate::CollectiveError;
+use crate::control::Sender;
+use crate::engine::Engine;
+use crate::hosted::HostedSwitch;
+use crate::join::{JoinConfig, Joined};
+use crate::memory::Regions;
+use crate::path::Way;
+use crate::tree::Work;
+use crate::watcher::Watcher;
+
+pub(super) struct State {
+    pub(super) line: Line,
+    pub(super) phase: Phase,
+    /// Calls that are being started.
+    pub(super) starting: usize,
+    /// The recovery waits for them.
+    pub(super) awaits_starts: bool,
+    /// The number of the first of these.
+    pub(super) front: u64,
+    pub(super) calls: VecDeque<Entry>,
+    /// Of each tree, what is kept of the last call whose end was told.
+    pub(super) retained: Vec<Retained>,
+    pub(super) reports: Vec<FailoverReport>,
+    /// Those of lost trees. They are kept so that the numbers of their queue pairs are not given again: what a switch that
+    /// stood still sends later is for nobody.
+    pub(super) retired: Vec<Arc<Engine>>,
+    /// Why what is made up for is to end.
+    pub(super) canceled: Option<CollectiveError>,
+}
+
+/// A set of trees.
+pub(super) struct Line {
+    pub(super) engine: Arc<Engine>,
+    pub(super) sender: Arc<Sender>,
+    /// None once the communicator is closed.
+    pub(super) watcher: Option<Watcher>,
+    pub(super) hosted: Option<Arc<HostedSwitch>>,
+    pub(super) identity: (GroupIdentity, u64),
+    pub(super) failover: protocol::Failover,
+    pub(super) lost: Lost,
+    /// How many there were before.
+    pub(super) generation: u32,
+    /// This call is the collective of that number.
+    pub(super) first: (u64, u64),
+}
+
+pub(super) enum Phase {
+    Serving,
+    /// The trees are lost, and others not there. No vector of a call is touched.
+    Joining,
+    /// Calls are made up for, on this engine.
+    Repairing(Arc<Engine>),
+    /// It is of no more use.
+    Over(CollectiveError),
+}
+
+pub(super) enum Entry {
+    /// It is being started.
+    Coming,
+    Call(Call),
+    /// Its end was told.
+    Told,
+}
+
+pub(super) struct Call {
+    pub(super) work: Work,
+    /// Of the engine that there is now.
+    pub(super) sequence: u64,
+    /// It was made up for.
+    pub(super) done: bool,
+    /// Of a vector that is not small on these trees, and was on those that it was called for.
+    pub(super) regions: [Option<Regions>; 2],
+}
+
+impl Line {
+    pub(super) fn new(
+        joined: Joined,
+        config: &JoinConfig,
+        generation: u32,
+        first: (u64, u64),
+    ) -> Option<Self> {
+        let Joined { way, watcher, sender, hosted, failover, identity, .. } = joined;
+        let Way::Switch(engine) = way else { return None };
+        let (shape, trees) = engine.shape();
+        let lost = Lost {
+            communicator: identity.1,
+            rank: config.rank,
+            world: config.world,
+            trees,
+            segment_bytes: shape.segment_bytes,
+            window: shape.window,
+            path_mtu: shape.path_mtu,
+        };
+        let watcher = Some(watcher);
+        Some(Self { engine, sender, watcher, hosted, identity, failover, lost, generation, first })
+    }
+
+    pub(super) const fn call_of(&self, sequence: u64) -> u64 {
+        self.first.0 + sequence.saturating_sub(self.first.1)
+    }
+}
+
+impl State {
+    pub(super) fn is_recovering(&self) -> bool {
+        matches!(self.phase, Phase::Joining | Phase::Repairing(_))
+    }
+
+    pub(super) fn entry(&mut self, number: u64) -> Option<&mut Entry> {
+        let index = usize::try_from(number.checked_sub(self.front)?).ok()?;
+        self.calls.get_mut(index)
+    }
+
+    /// A call of this number was started.
+    pub(super) fn started(&mut self, number: u64, call: Call) {
+        let index = number.saturating_sub(self.front) as usize;
+        while self.calls.len() <= index {
+            self.calls.push_back(Entry::Coming);
+        }
+        self.calls[index] = Entry::Call(call);
+    }
+
+    /// The caller is about to be told that a call has its result.
+    pub(super) fn tell(&mut self, number: u64) {
+        let (lost, goes_on) = (self.line.lost, self.line.failover == protocol::Failover::On);
+        let Some(entry) = self.entry(number) else { return };
+        let Entry::Call(call) = std::mem::replace(entry, Entry::Told) else { return };
+        if goes_on && !call.done {
+            let of_trees = self.retained.iter_mut().zip(0..);
+            for (retained, tree) in of_trees {
+                retained.keep(&lost, &call.work, call.sequence, tree);
+            }
+        }
+        while let Some(Entry::Told) = self.calls.front() {
+            self.calls.pop_front();
+            self.front += 1;
+        }
+    }
+}
+
+/// Whether a communicator goes on after this.
+pub(super) const fn is_loss(error: &CollectiveError) -> bool {
+    matches!(error, CollectiveError::SwitchLost { .. })
+}
