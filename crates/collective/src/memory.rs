@@ -3,7 +3,7 @@
 //! promise what borrows promise here.
 //!
 //! Remotes write at any time they like, as far as regions let them. So here only the destination of a collective
-//! that is answered by WRITEs is registered for writing by them, in a protection domain that no other queue pair has, as long
+//! that is answered by WRITEs is registered for writing by them, in a protection domain that only its communicator's queue pairs have, as long
 //! as the collective runs and until its caller has taken the result; and until then no Rust reference to it is used: a [`Buffer`] was given away, a
 //! slice is borrowed by the call that waits.
 //!
@@ -19,7 +19,7 @@ use std::sync::Arc;
 use millstream_inc::{MAX_TREES, Mode, SwitchNode};
 use millstream_net::shared_memory::GroupMemory;
 use millstream_net::{Hook, OpenError, Opened, Progress, Shared};
-use millstream_verbs::{Access, MemoryRegion, ProtectionDomain, RegionError};
+use millstream_verbs::{Access, Device, MemoryRegion, ProtectionDomain, RegionError};
 
 use crate::Element;
 use crate::call::Shape;
@@ -69,6 +69,24 @@ impl Span {
     pub(crate) unsafe fn of_destination<T: Element>(elements: &mut [T]) -> Self {
         // SAFETY: the caller promises it. Any bytes are elements, which are plain numbers.
         unsafe { Self::new(elements.as_mut_ptr().cast(), size_of_val(elements)) }
+    }
+
+    /// Some of the elements from this one on.
+    ///
+    /// # Safety
+    /// As of [`Span::new`], and the range must be within one allocation that begins there.
+    unsafe fn of_range<T: Element>(elements: NonNull<T>, range: &Range<usize>) -> Self {
+        // SAFETY: the caller promises it.
+        unsafe {
+            let start = elements.as_ptr().add(range.start);
+            Self::new(start.cast(), range.len() * size_of::<T>())
+        }
+    }
+
+    /// Whether so many bytes from an offset on are also some of another one.
+    pub(crate) fn overlaps(self, offset: usize, length: usize, other: Self) -> bool {
+        let (start, theirs) = (self.address.addr().get() + offset, other.address.addr().get());
+        length > 0 && other.length > 0 && start < theirs + other.length && theirs < start + length
     }
 
     /// Bytes.
@@ -139,15 +157,41 @@ impl Span {
     }
 }
 
-/// The protection domains of a communicator: one for each tree, of its device.
-#[derive(Debug)]
+/// The protection domains of a communicator: one for each device, for all trees that use it. Trees that replace lost ones
+/// have the same, so what is registered serves them, too.
+#[derive(Clone, Debug)]
 pub(crate) struct Domains(Vec<ProtectionDomain>);
 
 impl Domains {
-    /// Of 1 to [`MAX_TREES`] trees.
-    pub(crate) fn new(domains: Vec<ProtectionDomain>) -> Self {
+    /// Of 1 to [`MAX_TREES`] devices.
+    pub(crate) fn of<'a>(devices: impl IntoIterator<Item = &'a Device>) -> Self {
+        let domains: Vec<_> = devices.into_iter().map(Device::allocate_protection_domain).collect();
         debug_assert!((1..=MAX_TREES).contains(&domains.len()));
         Self(domains)
+    }
+
+    /// Those of the first devices only.
+    pub(crate) fn first(&self, count: usize) -> Self {
+        Self(self.0.iter().take(count).cloned().collect())
+    }
+
+    /// That of each device.
+    pub(crate) fn each(&self) -> &[ProtectionDomain] {
+        &self.0
+    }
+
+    /// Registers the memory of a span. Who has the regions lets go of them before the collective is over that names
+    /// the span.
+    pub(crate) fn register_span(
+        &self,
+        span: Span,
+        access: Access,
+    ) -> Result<Option<Regions>, RegionError> {
+        Ok(match span.length {
+            0 => None,
+            // SAFETY: whoever made the span promised that so many bytes can be used as long.
+            length => Some(unsafe { self.register_memory(span.address.as_ptr(), length, access)? }),
+        })
     }
 
     /// Registers memory with all devices.
@@ -183,7 +227,7 @@ pub(crate) struct Keys {
 /// Memory as work requests name it. Without elements, nothing is registered.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Operand {
-    /// On each tree's device.
+    /// On each device.
     pub(crate) keys: [Keys; MAX_TREES],
     pub(crate) address: u64,
 }
@@ -218,6 +262,7 @@ pub(crate) struct Borrowed<'a, T> {
     source: Option<Regions>,
     destination: Option<Regions>,
     operands: Operands,
+    spans: [Span; 2],
     /// Neither used nor released by their owner meanwhile.
     _slices: PhantomData<&'a mut [T]>,
 }
@@ -233,17 +278,23 @@ impl<'a, T: Element> Borrowed<'a, T> {
     ) -> Result<Self, RegionError> {
         let (source, destination) =
             (&source[shape.source.clone()], &mut destination[shape.destination.clone()]);
-        // SAFETY: only read, and `register` says the rest.
-        let source =
-            unsafe { register(domain, source.as_ptr().cast_mut(), source.len(), READABLE)? };
+        // SAFETY: only read, and both `register` and `Span` ask for what is kept here.
+        let (source, source_span) = unsafe {
+            let span = Span::of_source(source);
+            (register(domain, source.as_ptr().cast_mut(), source.len(), READABLE)?, span)
+        };
         let (elements, length) = (destination.as_mut_ptr(), destination.len());
-        // SAFETY: the slice is exclusively ours, and `register` says the rest.
-        let destination = unsafe { register(domain, elements, length, writable(mode))? };
+        // SAFETY: the slice is exclusively ours, and the rest is as above.
+        let (destination, destination_span) = unsafe {
+            let span = Span::new(elements.cast(), length * size_of::<T>());
+            (register(domain, elements, length, writable(mode))?, span)
+        };
+        let spans = [source_span, destination_span];
         let operands = Operands {
             source: operand(source.as_ref()),
             destination: operand(destination.as_ref()),
         };
-        Ok(Self { source, destination, operands, _slices: PhantomData })
+        Ok(Self { source, destination, operands, spans, _slices: PhantomData })
     }
 
     /// Registers what a call reads and writes of one slice.
@@ -253,11 +304,20 @@ impl<'a, T: Element> Borrowed<'a, T> {
         shape: &Shape,
         vector: &'a mut [T],
     ) -> Result<Self, RegionError> {
-        // SAFETY: the slice is exclusively ours as long as this lives.
-        let (source, destination) =
-            unsafe { register_in_place(domain, mode, shape, NonNull::from(vector).cast::<T>())? };
+        let elements = NonNull::from(vector).cast::<T>();
+        // SAFETY: the slice is exclusively ours as long as this lives, and both ranges are within it.
+        let (source, destination, spans) = unsafe {
+            let (source, destination) = register_in_place(domain, mode, shape, elements)?;
+            let span = |range: &Range<usize>| Span::of_range(elements, range);
+            (source, destination, [span(&shape.source), span(&shape.destination)])
+        };
         let operands = operands_in_place::<T>(shape, source.as_ref(), destination.as_ref());
-        Ok(Self { source, destination, operands, _slices: PhantomData })
+        Ok(Self { source, destination, operands, spans, _slices: PhantomData })
+    }
+
+    /// Source and destination.
+    pub(crate) fn spans(&self) -> [Span; 2] {
+        self.spans
     }
 
     pub(crate) fn operands(&self) -> Operands {
@@ -331,7 +391,7 @@ fn operands_in_place<T>(
     Operands { source, destination }
 }
 
-fn operand(region: Option<&Regions>) -> Operand {
+pub(crate) fn operand(region: Option<&Regions>) -> Operand {
     region.map_or_else(Operand::default, Operand::of)
 }
 
@@ -392,13 +452,8 @@ impl<T: Element> Pending<T> {
 
     /// A part of its elements, as long as it lives.
     pub(crate) fn span(&self, range: &Range<usize>) -> Span {
-        debug_assert!(range.end <= self.buffer.length);
-        // SAFETY: within the buffer, to which nobody can refer. Its owner keeps it until the collective is over, or
-        // ends that first.
-        unsafe {
-            let start = self.buffer.elements.as_ptr().add(range.start);
-            Span::new(start.cast(), range.len() * size_of::<T>())
-        }
+        // SAFETY: nobody can refer to the buffer. Its owner keeps it until the collective is over, or ends that first.
+        unsafe { self.buffer.span(range) }
     }
 
     pub(crate) fn operands(&self) -> Operands {
@@ -441,6 +496,16 @@ impl<T: Element> Buffer<T> {
             true => Operand::default(),
             false => operand(self.region.as_ref()).at_element::<T>(range.start),
         }
+    }
+
+    /// A part of it.
+    ///
+    /// # Safety
+    /// As of [`Span::new`]: the buffer must live, and not be referred to in conflict with the collective.
+    pub(crate) unsafe fn span(&self, range: &Range<usize>) -> Span {
+        debug_assert!(range.end <= self.length);
+        // SAFETY: within the buffer, and the caller promises the rest.
+        unsafe { Span::of_range(self.elements, range) }
     }
 
     /// What a call in place reads and writes.
@@ -501,6 +566,45 @@ impl<T: Element> Drop for Buffer<T> {
 impl<T: Element> fmt::Debug for Buffer<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Buffer({} x {})", self.length, T::DATA_TYPE)
+    }
+}
+
+/// Bytes that are registered for reading and writing, for collectives that are over before it goes.
+pub(crate) struct Scratch {
+    /// Goes before the bytes do.
+    regions: Option<Regions>,
+    span: Span,
+}
+
+impl Scratch {
+    /// So many, which is not 0.
+    pub(crate) fn new(domains: &Domains, length: usize) -> Result<Self, RegionError> {
+        let bytes = Box::into_raw(vec![0_u8; length].into_boxed_slice());
+        // SAFETY: the bytes are ours until `drop`, where the region goes first, and never referred to.
+        let span = unsafe { Span::new(bytes.cast(), length) };
+        let mut scratch = Self { regions: None, span };
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        scratch.regions = domains.register_span(span, access)?;
+        Ok(scratch)
+    }
+
+    pub(crate) fn span(&self) -> Span {
+        self.span
+    }
+
+    pub(crate) fn operand(&self) -> Operand {
+        operand(self.regions.as_ref())
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        self.regions = None;
+        let Span { address, length } = self.span;
+        // SAFETY: from the box in `new`, and nobody else has it.
+        drop(unsafe {
+            Box::from_raw(std::ptr::slice_from_raw_parts_mut(address.as_ptr(), length))
+        });
     }
 }
 

@@ -63,25 +63,22 @@ impl Communicator {
     ) -> Result<Handle, CollectiveError> {
         let shape = RawShape::new(call, self.rank(), self.world())?;
         let copied = self.way().copies(&self.raw_request(call, &Operands::default()));
-        let (mut operands, mut spans) = (Operands::default(), [Span::EMPTY; 2]);
-        let held;
-        if copied {
-            // SAFETY: the caller promises it.
-            spans = unsafe {
-                [
-                    Span::new(call.source.cast_mut(), shape.source_bytes),
-                    Span::new(call.destination, shape.destination_bytes),
-                ]
-            };
-            held = self.registered(call, &shape);
-        } else {
+        // SAFETY: the caller promises it.
+        let [source, destination] = unsafe {
+            [
+                Span::new(call.source.cast_mut(), shape.source_bytes),
+                Span::new(call.destination, shape.destination_bytes),
+            ]
+        };
+        let (held, operands) = match copied {
+            true => (self.registered(call, &shape), Operands::default()),
             // SAFETY: the caller promises it, and the handle keeps them until the call is over.
-            (held, operands) = unsafe { self.hold(call, &shape)? };
-        }
-        let [source, destination] = spans;
+            false => unsafe { self.hold(call, &shape)? },
+        };
+        let registered = !copied;
         let limit = self.call_timeout();
         let call = self.raw_request(call, &operands);
-        let work = Work { call, operands, source, destination, limit };
+        let work = Work { call, operands, registered, source, destination, limit };
         let sequence = self.way().start(&work, unattended)?;
         let (way, sender) = (self.way().clone(), Arc::clone(self.sender()));
         Ok(Handle { way, sender, sequence, held: Mutex::new(Some(held)) })
