@@ -15,7 +15,10 @@ use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use millstream_inc::{CollectiveCall, CollectiveError as E, StartError, Stripe};
+use millstream_inc::failover::Position;
+use millstream_inc::{
+    CollectiveCall, CollectiveError as E, HostConfig, MAX_TREES, StartError, Stripe,
+};
 use millstream_verbs::{
     Access, Completion, CompletionQueue, Device, Mtu, Psn, QueuePairAttributes, QueuePairState,
     Waiters,
@@ -51,6 +54,10 @@ struct State {
     left: Vec<(u32, u64)>,
     /// Nothing more will be heard from the controller.
     closed: bool,
+    /// Nobody waits for a failure any more.
+    abandoned: bool,
+    /// How long a failure may wait for what the controller says about it.
+    verdict_patience: Duration,
 }
 
 #[derive(Clone, Copy)]
@@ -74,6 +81,10 @@ struct Failure {
 /// How long a failure that the switch reports may wait for what the controller says about it. What
 /// it says is better, and when it has spoken, the group's name is free for the next attempt.
 const VERDICT_PATIENCE: Duration = Duration::from_millis(250);
+
+/// As above, where more depends on it: the switch above a switch that is lost says that a rank is, and the controller knows
+/// better.
+const FAILOVER_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Finds the engine that completions are for. The queue pair needs the completion queue, and the
 /// engine the queue pair, so the queue's handler gets to know the engine last.
@@ -129,6 +140,8 @@ impl Engine {
             failure: None,
             left: Vec::new(),
             closed: false,
+            abandoned: false,
+            verdict_patience: VERDICT_PATIENCE,
         };
         let state = Mutex::new(state);
         let (changed, waiters) = (Condvar::new(), Waiters::default());
@@ -252,7 +265,7 @@ impl Engine {
         let mut parts = 0;
         for number in 0..trees {
             let Some(call) = part_of(number) else { continue };
-            let part = work.part(sequence, number.into(), call);
+            let part = work.part(sequence, usize::from(number) % self.devices, call);
             state.trees[usize::from(number)].waiting.push_back(part);
             parts += 1;
         }
@@ -311,7 +324,8 @@ impl Engine {
         let open = |state: &mut State| {
             !state.closed && state.failure.as_ref().is_some_and(|failure| failure.provisional)
         };
-        let waited = self.changed.wait_timeout_while(state, VERDICT_PATIENCE, open);
+        let patience = state.verdict_patience;
+        let waited = self.changed.wait_timeout_while(state, patience, open);
         waited.unwrap_or_else(PoisonError::into_inner).0
     }
 
@@ -353,6 +367,7 @@ impl Engine {
     /// who wait must know.
     fn advance(&self, state: &mut State, tree: usize) -> bool {
         let mut over = false;
+        let had_failed = state.failure.is_some();
         loop {
             over |= !self.begin_next(state, tree);
             let link = &self.links[tree];
@@ -379,7 +394,8 @@ impl Engine {
                 tree.running = None;
             }
         }
-        over
+        // Those who wait for a failure must know, too.
+        over | (!had_failed && state.failure.is_some())
     }
 
     /// Begins the next collective of a tree, if it is time. `false` when it can never end, nor those after it.
@@ -394,6 +410,8 @@ impl Engine {
         state.trees[tree].waiting.pop_front();
         let begun = state.trees[tree].begin(&part);
         let Err(error) = begun.map_err(|error| self.not_started(tree, error)) else { return true };
+        // It is not over there.
+        state.trees[tree].waiting.push_front(part);
         state.failure = Some(Failure { error, tree: Some(tree), provisional: false });
         false
     }
@@ -551,6 +569,61 @@ impl Engine {
         drop(self.changed.wait_timeout_while(self.lock(), VERDICT_PATIENCE, waiting));
     }
 
+    /// Waits until the communicator has failed, and says why when that is known. `None` once nobody is to wait any more.
+    pub(crate) fn await_failure(&self) -> Option<CollectiveError> {
+        let fine = |state: &mut State| !state.abandoned && state.failure.is_none();
+        let state = self.changed.wait_while(self.lock(), fine);
+        let mut state = self.await_verdict(state.unwrap_or_else(PoisonError::into_inner));
+        if state.abandoned {
+            return None;
+        }
+        let failure = state.failure.as_mut()?;
+        failure.provisional = false;
+        Some(failure.error.clone())
+    }
+
+    /// Ends [`Engine::await_failure`].
+    pub(crate) fn abandon(&self) {
+        self.lock().abandoned = true;
+        self.notify();
+    }
+
+    /// Others are to take the place of these trees when a switch is lost. Keeps copies of what results overwrite for
+    /// [`Engine::halt`], if that is wanted.
+    pub(crate) fn prepare_failover(&self, keep_overwritten: bool) {
+        let mut state = self.lock();
+        state.verdict_patience = FAILOVER_PATIENCE;
+        if keep_overwritten {
+            state.trees.iter_mut().for_each(Tree::keep_overwritten);
+        }
+    }
+
+    /// Whether a collective is over, with a result.
+    pub(crate) fn has_result(&self, sequence: u64) -> bool {
+        sequence < self.lock().finished
+    }
+
+    /// What the workers are made with, and how many they are: one for each tree.
+    pub(crate) fn shape(&self) -> (HostConfig, u8) {
+        let state = self.lock();
+        (state.trees[0].worker.config(), state.trees.len() as u8)
+    }
+
+    /// After a failure: ends the connections, puts back what was overwritten by halves, and says how far each tree has
+    /// come, of how many collectives that were started; and the number of one that was overwritten and of which there
+    /// is no copy. The collectives that were started and not waited for must still have their memory.
+    pub(crate) fn halt(&self) -> (u64, [Position; MAX_TREES], Option<u64>) {
+        self.disconnect();
+        let state = self.lock();
+        let mut positions = [Position::default(); MAX_TREES];
+        let mut lost = None;
+        for (tree, position) in state.trees.iter().zip(&mut positions) {
+            *position = tree.position(state.started);
+            lost = lost.or(tree.restore());
+        }
+        (state.started, positions, lost)
+    }
+
     pub(crate) fn failure(&self) -> Option<CollectiveError> {
         self.lock().failure.as_ref().map(|failure| failure.error.clone())
     }
@@ -639,7 +712,7 @@ pub(crate) fn completion_queue(
 mod tests {
     use std::net::Ipv4Addr;
 
-    use millstream_inc::{Collective, DataType, HostConfig, HostWorker, Mode, ReduceOperation};
+    use millstream_inc::{Collective, DataType, HostWorker, Mode, ReduceOperation};
     use millstream_verbs::{QueuePair, QueuePairCapabilities, SoftConfig};
 
     use super::*;
@@ -734,7 +807,14 @@ mod tests {
             destination_address: 0,
         };
         let operands = Operands::default();
-        Work { call, operands, source: Span::EMPTY, destination: Span::EMPTY, limit }
+        Work {
+            call,
+            operands,
+            registered: false,
+            source: Span::EMPTY,
+            destination: Span::EMPTY,
+            limit,
+        }
     }
 
     /// Whether the collective under way is overdue.

@@ -1,17 +1,22 @@
 //! One tree of a communicator on this rank: its worker, and what it is at.
 
+mod overwritten;
+
 use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use millstream_inc::failover::Position;
 use millstream_inc::{
     ABORT_BYTES, CONTROL_BYTES, CollectiveCall, CollectiveError as E, Command, DESCRIPTOR_BYTES,
-    Descriptor, HostWorker, Mode, StartError,
+    Descriptor, Halted, HostConfig, HostWorker, Mode, StartError,
 };
 use millstream_verbs::{
     Completion, CompletionStatus, Device, QueuePair, QueuePairAttributes, QueuePairState,
     ReceiveRequest, SendRequest,
 };
+
+use overwritten::{Overwritten, overwrites};
 
 use crate::memory::{ControlBlock, Operands, Span};
 use crate::{CollectiveError, LONGEST};
@@ -22,9 +27,11 @@ pub(crate) struct Work {
     /// Without keys.
     pub(crate) call: CollectiveCall,
     pub(crate) operands: Operands,
-    /// What a small vector is copied from, when the collective begins.
+    /// Whether the operands are there. Only small vectors can do without.
+    pub(crate) registered: bool,
+    /// This rank's vector. A small one is copied from there, when the collective begins.
     pub(crate) source: Span,
-    /// What the result of a small vector is copied to.
+    /// Where the result is to be. That of a small vector is copied to there.
     pub(crate) destination: Span,
     /// How long it may take.
     pub(crate) limit: Duration,
@@ -48,7 +55,11 @@ pub(crate) struct Running {
     pub(crate) limit: Duration,
     /// The deadline has passed, and the switch was told.
     pub(crate) overdue: bool,
+    call: CollectiveCall,
+    source: Span,
     destination: Span,
+    /// Results may be written over the source, and differ from it.
+    overwrites: bool,
 }
 
 /// The connection to the switch of a tree.
@@ -66,6 +77,12 @@ pub(crate) struct Tree {
     pub(crate) running: Option<Running>,
     /// What comes after it, in order.
     pub(crate) waiting: VecDeque<Part>,
+    /// What results overwrite, if a copy of that is kept.
+    overwritten: Option<Overwritten>,
+    /// What was begun last. It was under way when the worker failed if that has been halted.
+    last: Option<Running>,
+    /// The first of those that waited when it was stopped.
+    stopped_before: Option<u64>,
     /// Kept for their allocation.
     sends: Vec<SendRequest>,
     receives: Vec<ReceiveRequest>,
@@ -95,10 +112,10 @@ impl Work {
     }
 
     /// What a tree does of it, whose keys are those of its own device.
-    pub(crate) fn part(&self, sequence: u64, tree: usize, call: CollectiveCall) -> Part {
+    pub(crate) fn part(&self, sequence: u64, device: usize, call: CollectiveCall) -> Part {
         let Self { operands, source, destination, limit, .. } = *self;
         let [source_key, destination_key] =
-            [operands.source, operands.destination].map(|it| it.keys[tree]);
+            [operands.source, operands.destination].map(|it| it.keys[device]);
         let destination_key = match call.mode {
             Mode::Write => destination_key.remote,
             Mode::Send => destination_key.local,
@@ -131,7 +148,16 @@ impl Tree {
             control,
             running: None,
             waiting: VecDeque::with_capacity(most_started),
+            overwritten: None,
+            last: None,
+            stopped_before: None,
         }
+    }
+
+    /// Keeps copies of what results overwrite, from the next collective on.
+    pub(crate) fn keep_overwritten(&mut self) {
+        let HostConfig { window, segment_bytes, .. } = self.worker.config();
+        self.overwritten = Some(Overwritten::new(window, segment_bytes));
     }
 
     /// Takes a completion of its queue pair.
@@ -148,10 +174,29 @@ impl Tree {
     pub(crate) fn begin(&mut self, part: &Part) -> Result<(), StartError> {
         let &Part { sequence, ref call, source, destination, limit } = part;
         self.worker.start_as(sequence, call)?;
-        // Nothing is under way from there.
-        self.control.copy_from(DESCRIPTOR_BYTES, source);
-        let deadline = Instant::now() + limit.min(LONGEST);
-        self.running = Some(Running { sequence, deadline, limit, overdue: false, destination });
+        let is_small = self.worker.is_small(call);
+        if is_small {
+            // Nothing is under way from there.
+            self.control.copy_from(DESCRIPTOR_BYTES, source);
+        }
+        // The result of a small vector comes in one piece.
+        let overwrites = !is_small && overwrites(call, source, destination);
+        if let Some(overwritten) = self.overwritten.as_mut().filter(|_| overwrites) {
+            overwritten.prepare();
+        }
+        let (deadline, overdue) = (Instant::now() + limit.min(LONGEST), false);
+        let call = *call;
+        self.running = Some(Running {
+            sequence,
+            deadline,
+            limit,
+            overdue,
+            call,
+            source,
+            destination,
+            overwrites,
+        });
+        self.last = self.running;
         Ok(())
     }
 
@@ -165,7 +210,10 @@ impl Tree {
                 Command::Load(_) => {}
                 Command::Deliver { offset, .. } => self.control.copy_to(offset, destination),
                 Command::Receive(request) => self.receives.push(request),
-                Command::Send(request) => self.sends.push(request),
+                Command::Send(request) => {
+                    self.keep(&request);
+                    self.sends.push(request);
+                }
             }
         }
         // Receives first: what is sent is answered into them.
@@ -184,10 +232,57 @@ impl Tree {
         }
     }
 
+    /// Copies a segment that is about to be sent, if a result may be written over it.
+    fn keep(&mut self, request: &SendRequest) {
+        let Some(running) = self.running.filter(|running| running.overwrites) else { return };
+        let (Some(overwritten), Some(segment)) =
+            (&mut self.overwritten, HostWorker::segment_of(request.id))
+        else {
+            return;
+        };
+        let Running { call, source, destination, .. } = running;
+        let [piece] = request.pieces;
+        let offset = piece.address.wrapping_sub(call.source_address) as usize;
+        let length = piece.length as usize;
+        if source.overlaps(offset, length, destination) {
+            overwritten.keep(segment, source, offset, length);
+        }
+    }
+
     /// Ends it, and what is under way.
     pub(crate) fn stop(&mut self) {
         self.worker.fail(E::Transport(CompletionStatus::Flushed));
+        let next = self.waiting.front().map(|part| part.sequence);
+        self.stopped_before = self.stopped_before.or(next);
         self.waiting.clear();
+    }
+
+    /// How far it has come, once it was stopped, of so many collectives that were started.
+    pub(crate) fn position(&self, started: u64) -> Position {
+        match self.worker.halted() {
+            Some(Halted { number, results, .. }) => Position { sequence: number, results },
+            None => Position { sequence: self.stopped_before.unwrap_or(started), results: 0 },
+        }
+    }
+
+    /// What was under way when it was stopped, if results may have been written over its source.
+    fn halted(&self) -> Option<(Running, Halted)> {
+        let running = self.last.filter(|running| running.overwrites)?;
+        let halted = self.worker.halted()?;
+        (halted.number == running.sequence).then_some((running, halted))
+    }
+
+    /// Puts back what results may have been written over, other than whole segments. Gives the number of the
+    /// collective if there is no copy. Nothing may arrive any more.
+    pub(crate) fn restore(&self) -> Option<u64> {
+        let (running, halted) = self.halted()?;
+        match &self.overwritten {
+            Some(overwritten) => {
+                overwritten.restore(halted.next_segment, running.source);
+                None
+            }
+            None => Some(running.sequence),
+        }
     }
 
     pub(crate) fn timed_out(&self, running: Running) -> CollectiveError {
