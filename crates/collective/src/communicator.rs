@@ -7,13 +7,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use millstream_inc::protocol::{AbortReason, ToController, shortened};
+use millstream_inc::protocol::{AbortReason, Failover, ToController, shortened};
 use millstream_inc::{Abort, CollectiveCall, DataType, Mode, ReduceOperation, Stripe};
 
 use crate::call::{Call, Shape};
 use crate::control::Sender;
+use crate::failover::{self, FailoverReport};
 use crate::hosted::HostedSwitch;
-use crate::join::{self, JoinConfig, Joined, Waiting};
+use crate::join::{self, JoinConfig, Waiting};
 use crate::memory::{Borrowed, Buffer, Domains, Operands, Pending, Span};
 use crate::path::{Route, Way};
 use crate::raw::RawCall;
@@ -24,11 +25,11 @@ use crate::{CollectiveError, Element, JoinError};
 
 /// How long a rank that is done waits for the others, so that the switch does not take it for
 /// dead while others still wait for results.
-const LINGER: Duration = Duration::from_secs(1);
+pub(crate) const LINGER: Duration = Duration::from_secs(1);
 
 /// How long a rank that is done and has a switch waits until all have their results from there: for longer than a rank
 /// may be silent before it is lost.
-const SETTLING: Duration = Duration::from_secs(6);
+pub(crate) const SETTLING: Duration = Duration::from_secs(6);
 
 /// Distinguishes the communicators of a process.
 static NEXT_OWNER: AtomicU64 = AtomicU64::new(0);
@@ -53,7 +54,8 @@ pub struct Communicator {
     registrations: Registrations,
     /// The number of the collective that was started, and its buffer.
     pending: Option<(u64, Box<dyn Any + Send + Sync>)>,
-    _watcher: Watcher,
+    /// None where trees that replace others have each their own.
+    _watcher: Option<Watcher>,
 }
 
 impl Communicator {
@@ -68,8 +70,17 @@ impl Communicator {
         config: &JoinConfig,
         mut waiting: impl FnMut(&Waiting),
     ) -> Result<Self, JoinError> {
-        let Joined { way, watcher, sender, domains, switches, fallback, hosted } =
-            join::join(config, &mut waiting)?;
+        let joined = join::join(config, &mut waiting)?;
+        let (domains, sender) = (joined.domains.clone(), Arc::clone(&joined.sender));
+        let (switches, fallback) = (joined.switches.clone(), joined.fallback.clone());
+        let hosted = joined.hosted.clone();
+        let (way, watcher) = match joined.failover {
+            Failover::Off => (joined.way, Some(joined.watcher)),
+            Failover::Reproducible | Failover::On => {
+                let failover = failover::Failover::start(config, joined);
+                (Way::Failover(failover.map_err(JoinError::Thread)?), None)
+            }
+        };
         Ok(Self {
             way,
             sender,
@@ -114,7 +125,7 @@ impl Communicator {
     }
 
     /// Name and address of the switch that each tree connects this rank to: one for each of its devices that has a
-    /// tree, in their order.
+    /// tree, in their order. They are those that it began with, also when they are lost ([`Communicator::failovers`]).
     pub fn switches(&self) -> impl Iterator<Item = (&str, IpAddr)> {
         self.switches.iter().map(|(name, address)| (&**name, *address))
     }
@@ -123,6 +134,11 @@ impl Communicator {
     /// ([`JoinConfig::fallback`]). [`Communicator::switches`] are those then.
     pub fn fallback(&self) -> Option<&str> {
         self.fallback.as_deref()
+    }
+
+    /// How the communicator has gone on over other trees when a switch was lost, each time ([`JoinConfig::fallback`]).
+    pub fn failovers(&self) -> Vec<FailoverReport> {
+        self.way.failovers()
     }
 
     /// Why the communicator is of no more use, if so.
@@ -156,7 +172,7 @@ impl Communicator {
             );
         }
         let memory = Borrowed::apart(&self.domains, self.mode, &shape, source, destination)?;
-        self.run::<T>(call, &shape, memory.operands())
+        self.run::<T>(call, &shape, memory.operands(), memory.spans())
     }
 
     /// Calls a collective in place. After an error the vector is a mixture.
@@ -170,7 +186,7 @@ impl Communicator {
             return self.run_copied_in_place(call, &shape, vector);
         }
         let memory = Borrowed::in_place(&self.domains, self.mode, &shape, vector)?;
-        self.run::<T>(call, &shape, memory.operands())
+        self.run::<T>(call, &shape, memory.operands(), memory.spans())
     }
 
     /// Calls a collective between registered vectors.
@@ -192,11 +208,14 @@ impl Communicator {
                 &mut destination[shape.destination.clone()],
             );
         }
-        // SAFETY: borrowed exclusively until this returns, and the window ends before.
-        let window = unsafe { destination.open(&self.domains, self.mode, &shape.destination)? };
+        // SAFETY: borrowed, the destination exclusively, until this returns, and the window ends before.
+        let (window, spans) = unsafe {
+            let window = destination.open(&self.domains, self.mode, &shape.destination)?;
+            (window, [source.span(&shape.source), destination.span(&shape.destination)])
+        };
         let operands =
             Operands { source: source.source(&shape.source), destination: window.operand() };
-        self.run::<T>(call, &shape, operands)
+        self.run::<T>(call, &shape, operands, spans)
     }
 
     /// Calls a collective in place of a registered vector. After an error the vector is a mixture.
@@ -211,9 +230,12 @@ impl Communicator {
             return self.run_copied_in_place(call, &shape, vector);
         }
         // SAFETY: borrowed exclusively until this returns, and the window ends before.
-        let window = unsafe { vector.open(&self.domains, self.mode, &shape.destination)? };
+        let (window, spans) = unsafe {
+            let window = vector.open(&self.domains, self.mode, &shape.destination)?;
+            (window, [vector.span(&shape.source), vector.span(&shape.destination)])
+        };
         let operands = vector.operands_in_place(&shape, &window);
-        self.run::<T>(call, &shape, operands)
+        self.run::<T>(call, &shape, operands, spans)
     }
 
     /// A vector of zeros that is registered once and for all.
@@ -244,11 +266,9 @@ impl Communicator {
             false => Pending::new(buffer, &self.domains, self.mode, &shape)
                 .map_err(|(buffer, error)| (buffer, CollectiveError::from(error)))?,
         };
-        let spans = match copied {
-            true => [pending.span(&shape.source), pending.span(&shape.destination)],
-            false => [Span::EMPTY; 2],
-        };
-        match self.begin::<T>(call, &shape, pending.operands(), spans, true) {
+        let spans = [pending.span(&shape.source), pending.span(&shape.destination)];
+        let operands = (!copied).then(|| pending.operands());
+        match self.begin::<T>(call, &shape, operands, spans, true) {
             Ok(sequence) => {
                 self.pending = Some((sequence, Box::new(pending)));
                 Ok(())
@@ -289,20 +309,22 @@ impl Communicator {
         }
     }
 
-    /// Starts a collective; gives its number. `spans` are what a vector that is copied is copied
-    /// from and to. What is `unattended` goes on though nobody waits for it.
+    /// Starts a collective; gives its number. A vector that is copied has no operands. What is `unattended` goes on
+    /// though nobody waits for it.
     fn begin<T: Element>(
         &self,
         call: Call,
         shape: &Shape,
-        operands: Operands,
+        operands: Option<Operands>,
         [source, destination]: [Span; 2],
         unattended: bool,
     ) -> Result<u64, CollectiveError> {
         self.check_idle()?;
+        let registered = operands.is_some();
+        let operands = operands.unwrap_or_default();
         let call = self.request::<T>(call, shape, &operands);
         let limit = self.config.call_timeout;
-        let work = Work { call, operands, source, destination, limit };
+        let work = Work { call, operands, registered, source, destination, limit };
         self.way.start(&work, unattended)
     }
 
@@ -316,7 +338,7 @@ impl Communicator {
     ) -> Result<(), CollectiveError> {
         // SAFETY: borrowed until this returns, when the collective is over.
         let spans = unsafe { [Span::of_source(source), Span::of_destination(destination)] };
-        let sequence = self.begin::<T>(call, shape, Operands::default(), spans, false)?;
+        let sequence = self.begin::<T>(call, shape, None, spans, false)?;
         self.finish(sequence)
     }
 
@@ -329,7 +351,7 @@ impl Communicator {
     ) -> Result<(), CollectiveError> {
         // SAFETY: borrowed until this returns, when the collective is over.
         let spans = unsafe { Span::of_parts(vector, shape) };
-        let sequence = self.begin::<T>(call, shape, Operands::default(), spans, false)?;
+        let sequence = self.begin::<T>(call, shape, None, spans, false)?;
         self.finish(sequence)
     }
 
@@ -389,8 +411,9 @@ impl Communicator {
         call: Call,
         shape: &Shape,
         operands: Operands,
+        spans: [Span; 2],
     ) -> Result<(), CollectiveError> {
-        let sequence = self.begin::<T>(call, shape, operands, [Span::EMPTY; 2], false)?;
+        let sequence = self.begin::<T>(call, shape, Some(operands), spans, false)?;
         self.finish(sequence)
     }
 
@@ -402,6 +425,11 @@ impl Communicator {
                 return self.ended(outcome);
             }
         }
+    }
+
+    /// The switch of this process that there is now.
+    fn hosted(&self) -> Option<Arc<HostedSwitch>> {
+        self.way.hosted().or_else(|| self.hosted.clone())
     }
 
     fn ended(&self, outcome: Result<(), CollectiveError>) -> Result<(), CollectiveError> {
@@ -438,6 +466,8 @@ fn request(
 
 /// Tells the controller of a failure that only this rank may know of. The others hear of it.
 pub(crate) fn report(way: &Way, sender: &Sender, outcome: &Result<(), CollectiveError>) {
+    let current = way.sender();
+    let sender = current.as_deref().unwrap_or(sender);
     if let Way::SharedMemory(engine) = way {
         let Err(error) = outcome else { return };
         if engine.failure().is_none() {
@@ -495,6 +525,8 @@ pub(crate) fn give_up(way: &Way, sender: &Sender, reason: String) {
 
 /// As above, because of what is wrong with a rank of this host, if it is that.
 fn give_up_for(way: &Way, sender: &Sender, reason: String, cause: Option<AbortReason>) {
+    let current = way.sender();
+    let sender = current.as_deref().unwrap_or(sender);
     sender.say_last(ToController::Fail { reason: shortened(reason), cause });
     // So that the name is free when the caller tries again.
     way.wait_released();
@@ -507,12 +539,13 @@ impl Drop for Communicator {
             self.way.fail(CollectiveError::Closed);
             give_up(&self.way, &self.sender, CollectiveError::Closed.to_string());
         } else if self.way.failure().is_none() {
-            self.sender.say_last(ToController::Leave { collectives });
+            let sender = self.way.sender().unwrap_or_else(|| Arc::clone(&self.sender));
+            sender.say_last(ToController::Leave { collectives });
             self.way.wait_closed(LINGER);
-            if let Some(switch) = &self.hosted {
+            if let Some(switch) = self.hosted() {
                 switch.wait_settled(SETTLING);
             }
-        } else if let Some(switch) = &self.hosted {
+        } else if let Some(switch) = self.hosted() {
             switch.wait_settled(LINGER);
         }
         // Handles that outlive it keep the connection, by which nothing may arrive any more: what was registered can

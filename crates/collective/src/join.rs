@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use millstream_inc::controllers::{Controllers, Search};
 use millstream_inc::protocol::{
-    Awaited, FromController, Hello, HostQueuePair, HostsTrees, Refusal, Resume, SameMachine,
-    SharedMemoryPlan, ToController, shortened,
+    Awaited, Failover, FromController, GroupIdentity, Hello, HostQueuePair, HostsTrees, Refusal,
+    Resume, SameMachine, SharedMemoryPlan, ToController, shortened,
 };
 use millstream_inc::{
     CONTROL_BYTES, CommunicatorOptions, HostConfig, HostWorker, MAX_TREES, Ranks, SwitchEvent,
@@ -70,6 +70,10 @@ pub struct JoinConfig {
     /// Whether the ranks' own processes take the place of switches where there is none. One rank that does not want that
     /// decides for all: then they wait for a switch, and joining fails without one.
     pub fallback: bool,
+    /// Whether copies are kept of what results overwrite in place: a window of segments for each tree, 2 MiB unless the
+    /// controller says otherwise. Without, the loss of a switch ends a communicator during such a call, though there is
+    /// fall-back. Of no meaning without fall-back.
+    pub keep_overwritten: bool,
     /// How long to wait for the other ranks and for a switch, and for room at the controller.
     pub timeout: Duration,
     /// How long a collective may take. Then the switch is asked whom it waits for, which takes up to 2 s, and the
@@ -103,6 +107,7 @@ impl JoinConfig {
             host_label: String::new(),
             reproducible: false,
             fallback: true,
+            keep_overwritten: true,
             timeout: Duration::from_secs(30),
             call_timeout: Duration::from_secs(60),
             token: None,
@@ -134,6 +139,10 @@ pub(crate) struct Joined {
     pub(crate) fallback: Option<String>,
     /// That of this process.
     pub(crate) hosted: Option<Arc<HostedSwitch>>,
+    /// What becomes of it when a switch is lost.
+    pub(crate) failover: Failover,
+    /// The group's, and the communicator's number.
+    pub(crate) identity: (GroupIdentity, u64),
 }
 
 /// Joins. Where the controller has no room now, the rank asks again for as long as the group may take.
@@ -141,11 +150,24 @@ pub(crate) fn join(
     config: &JoinConfig,
     waiting: &mut dyn FnMut(&Waiting),
 ) -> Result<Joined, JoinError> {
+    let devices = [&config.device].into_iter().chain(&config.more_devices);
+    if config.more_devices.len() >= MAX_TREES {
+        return Err(JoinError::TooManyDevices { count: devices.count() });
+    }
+    join_with(config, &Domains::of(devices), waiting)
+}
+
+/// As above, with protection domains that there are, one for each device.
+pub(crate) fn join_with(
+    config: &JoinConfig,
+    domains: &Domains,
+    waiting: &mut dyn FnMut(&Waiting),
+) -> Result<Joined, JoinError> {
     let start = Instant::now();
     let mut patience = config.timeout;
     let mut refused = None;
     loop {
-        let reason = match (join_once(config, patience, waiting), refused) {
+        let reason = match (join_once(config, domains, patience, waiting), refused) {
             (Err(JoinError::Refused(reason)), _) if reason.is_for_load() => reason,
             // For what was short it did not fail.
             (Err(_), Some(reason)) if patience < PAUSE => return Err(JoinError::Refused(reason)),
@@ -164,13 +186,11 @@ pub(crate) fn join(
 
 fn join_once(
     config: &JoinConfig,
+    domains: &Domains,
     patience: Duration,
     waiting: &mut dyn FnMut(&Waiting),
 ) -> Result<Joined, JoinError> {
     let devices: Vec<&Device> = [&config.device].into_iter().chain(&config.more_devices).collect();
-    if devices.len() > MAX_TREES {
-        return Err(JoinError::TooManyDevices { count: devices.len() });
-    }
     let more_addresses: Vec<IpAddr> =
         config.more_devices.iter().map(|device| device.address()).collect();
     let meeting = meeting(config.path)?;
@@ -210,7 +230,7 @@ fn join_once(
         }
         message => match (message, &meeting) {
             (FromController::SharedMemory(plan), Some(meeting)) => {
-                return share(config, talk, search, &plan, meeting);
+                return share(config, domains, talk, search, &plan, meeting);
             }
             (message, _) => return Err(talk.unexpected(&message)),
         },
@@ -231,8 +251,9 @@ fn join_once(
     // Another plan, after a switch has refused the first, may have more trees.
     let mut ends: Vec<TreeEnd> = Vec::new();
     let plan = loop {
-        for (tree, device) in trees.devices().enumerate().skip(ends.len()) {
-            ends.push(TreeEnd::new(device, &host, &slot, tree)?);
+        let ways = trees.devices().zip(domains.each()[..trees.devices.len()].iter().cycle());
+        for (tree, (device, domain)) in ways.enumerate().skip(ends.len()) {
+            ends.push(TreeEnd::new(device, domain, &host, &slot, tree)?);
         }
         let of = |end: &TreeEnd| HostQueuePair { qpn: end.pair.number(), psn: end.psn };
         let mut pairs = ends[..trees.switches.len()].iter().map(of);
@@ -288,18 +309,19 @@ fn join_once(
     let more = plan.more.iter().map(|tree| Edge { qpn: tree.qpn, psn: tree.psn, path_mtu });
     let edges = [Edge { qpn: plan.qpn, psn: plan.psn, path_mtu }].into_iter().chain(more);
     let psns: Vec<Psn> = ends.iter().map(|end| end.psn).collect();
-    let (mut domains, mut connected) = (Vec::new(), Vec::new());
+    let mut connected = Vec::new();
     for ((end, &switch), device) in ends.into_iter().zip(&trees.switches).zip(trees.devices()) {
-        let TreeEnd { domain, control, pair, .. } = end;
+        let TreeEnd { control, pair, .. } = end;
         let (control_key, control_address) = control.place();
         let host = HostConfig { path_mtu, control_key, control_address, ..host };
         let worker = HostWorker::of_ranks(host, plan.ranks.clone())?;
         let tree = Tree::new(worker, control, MAX_STARTED);
         connected.push((tree, Link { pair, device: device.clone(), switch }));
-        domains.push(domain);
     }
-    let domains = Domains::new(domains);
     let engine = Engine::new(connected, trees.devices.len(), config.world, &slot);
+    if plan.failover == Failover::On {
+        engine.prepare_failover(config.keep_overwritten);
+    }
     for ((tree, edge), psn) in edges.enumerate().zip(psns) {
         engine.connect(tree, &edge, psn)?;
     }
@@ -345,7 +367,14 @@ fn join_once(
     }
     let more = plan.more.into_iter().map(|tree| (tree.switch, tree.address));
     let switches = [(plan.switch, plan.address)].into_iter().chain(more).collect();
-    Ok(Joined { way, watcher, sender, domains, switches, fallback: trees.fallback, hosted })
+    let (failover, identity) = (plan.failover, (plan.group, plan.communicator));
+    let domains = match failover {
+        Failover::Off => domains.first(trees.devices.len()),
+        // Other trees may be on other devices.
+        Failover::Reproducible | Failover::On => domains.clone(),
+    };
+    let fallback = trees.fallback;
+    Ok(Joined { way, watcher, sender, domains, switches, fallback, hosted, failover, identity })
 }
 
 /// What this rank says to those of its machine, if it may share memory.
@@ -389,6 +418,7 @@ fn members(
 /// Joins the ranks of this machine, which share memory. Where there are other machines, another rank is on the wire.
 fn share(
     config: &JoinConfig,
+    domains: &Domains,
     talk: Talk<'_>,
     search: Search,
     plan: &SharedMemoryPlan,
@@ -423,9 +453,9 @@ fn share(
         communicator::give_up(&way, &sender, error.to_string());
         return Err(error);
     }
-    let domains = Domains::new(vec![device.allocate_protection_domain()]);
-    let (switches, fallback, hosted) = (Vec::new(), None, None);
-    Ok(Joined { way, watcher, sender, domains, switches, fallback, hosted })
+    let (domains, switches, fallback, hosted) = (domains.clone(), Vec::new(), None, None);
+    let (failover, identity) = (Failover::Off, (plan.group, plan.communicator));
+    Ok(Joined { way, watcher, sender, domains, switches, fallback, hosted, failover, identity })
 }
 
 /// The switches of all trees.
@@ -465,19 +495,18 @@ struct TreeEnd {
     /// Goes before what its requests name.
     pair: QueuePair,
     control: ControlBlock<CONTROL_BYTES>,
-    domain: ProtectionDomain,
     psn: Psn,
 }
 
 impl TreeEnd {
     fn new(
         device: &Device,
+        domain: &ProtectionDomain,
         host: &HostConfig,
         slot: &EngineSlot,
         tree: usize,
     ) -> Result<Self, JoinError> {
-        let domain = device.allocate_protection_domain();
-        let control = ControlBlock::new(&domain)?;
+        let control = ControlBlock::new(domain)?;
         let capabilities = QueuePairCapabilities::new(
             host.required_send_requests() as usize,
             host.required_receive_requests() as usize,
@@ -487,7 +516,7 @@ impl TreeEnd {
         let completions = completion_queue(device, capacity, slot, tree)?;
         let pair = domain.create_queue_pair(&completions, &completions, capabilities)?;
         let psn = Psn::from_extended(RandomState::new().hash_one(pair.number().value()));
-        Ok(Self { pair, control, domain, psn })
+        Ok(Self { pair, control, psn })
     }
 }
 

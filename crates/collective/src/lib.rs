@@ -6,7 +6,8 @@
 //! the result comes back as RDMA WRITEs into the destination itself, without a copy. Ranks that are all of one machine
 //! share memory in place of that, and send no packet; of several machines each sends once what its ranks have reduced
 //! through memory that they share ([`Path`]). Where there is no switch, the ranks' own processes take
-//! its place ([`JoinConfig::fallback`]).
+//! its place ([`JoinConfig::fallback`]), and when one is lost, calls under way go on over other trees
+//! ([`Communicator::failovers`]).
 //!
 //! ```no_run
 //! use std::net::SocketAddr;
@@ -47,6 +48,7 @@ mod control;
 mod element;
 mod engine;
 mod error;
+mod failover;
 mod group;
 mod hosted;
 mod join;
@@ -67,6 +69,7 @@ pub use call::Call;
 pub use communicator::Communicator;
 pub use element::{BFloat16, Element, Float16};
 pub use error::{CollectiveError, JoinError};
+pub use failover::FailoverReport;
 pub use group::Group;
 pub use join::{JoinConfig, Waiting};
 pub use memory::Buffer;

@@ -7,7 +7,10 @@ use std::time::Duration;
 use millstream_inc::{CollectiveCall, UnknownName};
 
 use crate::CollectiveError;
+use crate::control::Sender;
 use crate::engine::Engine;
+use crate::failover::{Failover, FailoverReport};
+use crate::hosted::HostedSwitch;
 use crate::local::LocalEngine;
 use crate::tree::Work;
 
@@ -74,6 +77,8 @@ impl FromStr for Path {
 #[derive(Clone)]
 pub(crate) enum Way {
     Switch(Arc<Engine>),
+    /// Over switches, and others when one is lost.
+    Failover(Arc<Failover>),
     SharedMemory(Arc<LocalEngine>),
 }
 
@@ -82,6 +87,7 @@ macro_rules! either {
     ($way:expr, $engine:ident => $call:expr) => {
         match $way {
             Way::Switch($engine) => $call,
+            Way::Failover($engine) => $call,
             Way::SharedMemory($engine) => $call,
         }
     };
@@ -92,6 +98,7 @@ impl Way {
     pub(crate) fn copies(&self, call: &CollectiveCall) -> bool {
         match self {
             Self::Switch(engine) => engine.is_small(call),
+            Self::Failover(failover) => failover.copies(call),
             Self::SharedMemory(_) => true,
         }
     }
@@ -100,6 +107,7 @@ impl Way {
     pub(crate) fn start(&self, work: &Work, unattended: bool) -> Result<u64, CollectiveError> {
         match self {
             Self::Switch(engine) => engine.start(work),
+            Self::Failover(failover) => failover.begin(work),
             Self::SharedMemory(engine) => engine.start(work, unattended),
         }
     }
@@ -127,12 +135,13 @@ impl Way {
         match self {
             Self::Switch(engine) => Some(engine),
             Self::SharedMemory(engine) => engine.wire(),
+            Self::Failover(_) => None,
         }
     }
 
     pub(crate) fn route(&self) -> Route {
         match self {
-            Self::Switch(_) => Route::Switch,
+            Self::Switch(_) | Self::Failover(_) => Route::Switch,
             Self::SharedMemory(engine) if engine.members().has_others() => Route::Hosts,
             Self::SharedMemory(_) => Route::SharedMemory,
         }
@@ -141,12 +150,13 @@ impl Way {
     /// Those that this rank shares memory with, itself included.
     pub(crate) fn sharing(&self) -> &[u32] {
         match self {
-            Self::Switch(_) => &[],
+            Self::Switch(_) | Self::Failover(_) => &[],
             Self::SharedMemory(engine) => engine.members().ranks(),
         }
     }
 
-    /// Asks the switch, if there is one, whether it is there. In shared memory who waits looks at the others itself.
+    /// Asks the switch, if there is one, whether it is there. The engines of a failover are asked, each by the thread that
+    /// listens for it; in shared memory who waits looks at the others itself.
     pub(crate) fn probe(&self) {
         if let Some(engine) = self.wire() {
             engine.probe();
@@ -154,15 +164,28 @@ impl Way {
     }
 
     pub(crate) fn peer_left(&self, rank: u32, collectives: u64) {
-        either!(self, engine => engine.peer_left(rank, collectives));
+        match self {
+            Self::Switch(engine) => engine.peer_left(rank, collectives),
+            Self::SharedMemory(engine) => engine.peer_left(rank, collectives),
+            // As above.
+            Self::Failover(_) => {}
+        }
     }
 
     pub(crate) fn has_departed(&self) -> bool {
-        either!(self, engine => engine.has_departed())
+        match self {
+            Self::Switch(engine) => engine.has_departed(),
+            Self::SharedMemory(engine) => engine.has_departed(),
+            Self::Failover(_) => false,
+        }
     }
 
     pub(crate) fn close(&self) {
-        either!(self, engine => engine.close());
+        match self {
+            Self::Switch(engine) => engine.close(),
+            Self::SharedMemory(engine) => engine.close(),
+            Self::Failover(_) => {}
+        }
     }
 
     /// Waits until everyone has left, so that the switch does not take this rank for dead meanwhile. In shared memory
@@ -177,7 +200,12 @@ impl Way {
 
     /// Which tree the communicator failed of.
     pub(crate) fn failed_tree(&self) -> usize {
-        self.wire().map_or(0, |engine| engine.failed_tree())
+        match self {
+            Self::Failover(failover) => failover.failed_tree(),
+            Self::Switch(_) | Self::SharedMemory(_) => {
+                self.wire().map_or(0, |engine| engine.failed_tree())
+            }
+        }
     }
 
     pub(crate) fn failure(&self) -> Option<CollectiveError> {
@@ -189,6 +217,34 @@ impl Way {
     }
 
     pub(crate) fn disconnect(&self) {
-        either!(self, engine => engine.disconnect());
+        match self {
+            Self::Switch(engine) => engine.disconnect(),
+            Self::SharedMemory(engine) => engine.disconnect(),
+            Self::Failover(failover) => failover.close(),
+        }
+    }
+
+    /// The connection to the controller, if there may be another one than at first.
+    pub(crate) fn sender(&self) -> Option<Arc<Sender>> {
+        match self {
+            Self::Failover(failover) => Some(failover.sender()),
+            Self::Switch(_) | Self::SharedMemory(_) => None,
+        }
+    }
+
+    /// The switch of this process, if there was none at first.
+    pub(crate) fn hosted(&self) -> Option<Arc<HostedSwitch>> {
+        match self {
+            Self::Failover(failover) => failover.hosted(),
+            Self::Switch(_) | Self::SharedMemory(_) => None,
+        }
+    }
+
+    /// How it has gone on over other trees.
+    pub(crate) fn failovers(&self) -> Vec<FailoverReport> {
+        match self {
+            Self::Failover(failover) => failover.reports(),
+            Self::Switch(_) | Self::SharedMemory(_) => Vec::new(),
+        }
     }
 }
