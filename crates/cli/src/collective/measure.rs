@@ -4,7 +4,9 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
-use millstream_collective::{Buffer, Call, CollectiveError, Communicator, ReduceOperation};
+use millstream_collective::{
+    Buffer, Call, CollectiveError, Communicator, FailoverReport, ReduceOperation,
+};
 use serde::{Deserialize, Serialize};
 
 use super::number::{Number, Reference, of_type};
@@ -39,6 +41,9 @@ pub(crate) struct Report {
     pub(crate) fallback: Option<String>,
     /// By which way it went: `switch`, `shared-memory`, or `hosts`, which is both.
     pub(crate) path: String,
+    /// How the ranks have gone on over other trees, each time that a switch was lost until then.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) failovers: Vec<String>,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
@@ -124,7 +129,22 @@ fn measure_of<T: Number>(
         wrong,
         fallback,
         path,
+        failovers: communicator.failovers().iter().map(failover).collect(),
     })
+}
+
+/// Why, and over what.
+fn failover(report: &FailoverReport) -> String {
+    let FailoverReport { reason, switches, fallback, took } = report;
+    let over = match fallback {
+        Some(why) => format!("the ranks take the place of a switch: {why}"),
+        None => {
+            let switch = |(name, address): &(String, _)| format!("switch {name} at {address}");
+            let switches: Vec<String> = switches.iter().map(switch).collect();
+            format!("the ranks use {}", switches.join(", "))
+        }
+    };
+    format!("{reason}; after {:.1} s {over}", took.as_secs_f64())
 }
 
 /// What a rank reads and writes: two vectors, or parts of one.

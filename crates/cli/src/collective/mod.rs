@@ -76,13 +76,17 @@ pub(crate) fn take_part(
             way
         ))?;
     }
-    let (mut checked, mut wrong) = (0, 0);
+    let (mut checked, mut wrong, mut noted) = (0, 0, 0);
     for count in counts {
         let repetitions = Repetitions { iters, warmup_iters, verify };
         let report = measure::measure(&mut communicator, &work, count, repetitions);
         let report = report.with_context(|| {
             format!("the {collective} of rank {rank} {} failed", way(&communicator))
         })?;
+        for failover in report.failovers.iter().skip(noted) {
+            note(&output::escaped(failover));
+        }
+        noted = report.failovers.len();
         if arguments.json {
             output::json(&report)?;
         } else {
