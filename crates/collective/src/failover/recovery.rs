@@ -243,7 +243,7 @@ fn abandon(successor: &Engine, joined: &Joined, error: &CollectiveError) {
     } else {
         successor.fail(error.clone());
         let reason = shortened(error.to_string());
-        joined.sender.say_last(ToController::Fail { reason });
+        joined.sender.say_last(ToController::Fail { reason, cause: None });
     }
 }
 

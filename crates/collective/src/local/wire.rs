@@ -60,8 +60,8 @@ impl Wire {
     pub(super) fn agree(&self, work: &Work, limit: Duration) -> Result<u64, CollectiveError> {
         let call = CollectiveCall { stripe: Stripe::NONE, ..work.call };
         let (source, destination) = (Span::EMPTY, Span::EMPTY);
-        let operands = Operands::default();
-        self.engine.start(&Work { call, operands, source, destination, limit })
+        let (operands, registered) = (Operands::default(), false);
+        self.engine.start(&Work { call, operands, registered, source, destination, limit })
     }
 
     /// Starts the part of a call that a chunk is; gives its number.
@@ -92,8 +92,8 @@ impl Wire {
         };
         let is_small = self.engine.is_small(&call);
         let span = |range| if is_small { self.span(chunk, range) } else { Span::EMPTY };
-        let (source, destination) = (span(source), span(destination));
-        self.engine.start(&Work { call, operands, source, destination, limit })
+        let (source, destination, registered) = (span(source), span(destination), true);
+        self.engine.start(&Work { call, operands, registered, source, destination, limit })
     }
 
     /// Waits for what was started, for at most so long.
