@@ -49,8 +49,8 @@ pub(crate) struct Participation {
     #[arg(long, value_enum, default_value_t = Path::Auto)]
     pub(super) path: Path,
     /// Divides a machine: only ranks with the same label can share memory
-    #[arg(long, value_name = "L", default_value = "")]
-    pub(super) host_label: String,
+    #[arg(long, value_name = "L")]
+    pub(super) host_label: Option<String>,
     /// Sums, products and averages of floats do not depend on which host comes first
     #[arg(long)]
     pub(super) reproducible: bool,
@@ -101,7 +101,7 @@ pub(super) fn join(arguments: &Participation) -> anyhow::Result<Communicator> {
     let mut config = JoinConfig::new(controllers.clone(), &arguments.group, world, rank, &device);
     config.more_devices = more_devices;
     config.path = arguments.path.into();
-    config.host_label.clone_from(&arguments.host_label);
+    config.host_label = arguments.host_label.clone().unwrap_or_default();
     config.reproducible = arguments.reproducible;
     config.fallback = arguments.fallback == Fallback::On;
     config.token = arguments.proofs.token()?;
