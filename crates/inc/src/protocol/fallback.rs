@@ -51,7 +51,6 @@ pub enum Failover {
 
 impl Failover {
     /// Whether nothing is to be said of it.
-    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
     pub const fn is_off(&self) -> bool {
         matches!(self, Self::Off)
     }
