@@ -28,7 +28,7 @@ impl Cluster {
         Self { _controller: controller, controller: listen, switch, at }
     }
 
-    /// Hosts that are at the second of two sizes.
+    /// Hosts that do collectives of two sizes.
     fn hosts(&self, group: &str, world: usize, more: &[&str]) -> Vec<Running> {
         let start = |rank: usize| {
             let (bind, count, number) = (address(), world.to_string(), rank.to_string());
@@ -38,9 +38,7 @@ impl Cluster {
             command.args(["--world", &count, "--rank", &number, "--size=8,3000000"]).args(more);
             Running::start(&format!("rank {rank} of {group}"), &mut command)
         };
-        let mut hosts: Vec<Running> = (0..world).map(start).collect();
-        hosts.iter_mut().for_each(|host| drop(host.line()));
-        hosts
+        (0..world).map(start).collect()
     }
 }
 
@@ -58,33 +56,38 @@ fn all_right(hosts: Vec<Running>, switch: &str) {
     }
 }
 
+/// Waits until all hosts are at the second size.
+fn are_at_it(groups: &mut [Vec<Running>]) {
+    groups.iter_mut().flatten().for_each(|host| drop(host.line()));
+}
+
 #[test]
 fn a_switch_that_is_killed_in_mid_call_changes_no_result() {
     let cluster = Cluster::new();
-    let apart = cluster.hosts("apart", 2, &["--collective=allreduce", "--iters=40"]);
-    let floats =
-        cluster.hosts("floats", 3, &["--collective=allreduce", "--iters=40", "--dtype=fp32"]);
-    let in_place =
-        cluster.hosts("in-place", 3, &["--collective=allreduce", "--iters=40", "--in-place"]);
-    let mode = ["--collective=reducescatter", "--iters=40", "--in-place", "--mode=send"];
-    let scatter = cluster.hosts("scatter", 2, &mode);
+    let all_reduce = ["--collective=allreduce", "--iters=150"];
+    let with = |more| [&all_reduce[..], &[more]].concat();
+    let mode = ["--collective=reducescatter", "--iters=150", "--in-place", "--mode=send"];
+    let mut groups = [
+        cluster.hosts("apart", 2, &all_reduce),
+        cluster.hosts("floats", 3, &with("--dtype=fp32")),
+        cluster.hosts("in-place", 3, &with("--in-place")),
+        cluster.hosts("scatter", 2, &mode),
+    ];
+    are_at_it(&mut groups);
     cluster.switch.signal("KILL");
-    for hosts in [apart, floats, in_place, scatter] {
-        all_right(hosts, &cluster.at);
-    }
+    groups.into_iter().for_each(|hosts| all_right(hosts, &cluster.at));
 }
 
 #[test]
 fn a_switch_that_stands_still_in_mid_call_and_wakes_changes_no_byte() {
     let cluster = Cluster::new();
-    let apart = cluster.hosts("apart", 3, &["--collective=allreduce", "--iters=200"]);
-    let in_place =
-        cluster.hosts("in-place", 2, &["--collective=allreduce", "--in-place", "--iters=200"]);
+    let apart = ["--collective=allreduce", "--iters=150"];
+    let in_place = ["--collective=allreduce", "--iters=150", "--in-place"];
+    let mut groups = [cluster.hosts("apart", 3, &apart), cluster.hosts("in-place", 2, &in_place)];
+    are_at_it(&mut groups);
     cluster.switch.signal("STOP");
-    // As long as it may take the ranks to go on, and more: what it sends then is late.
+    // As long as it takes the ranks to go on, or nearly: what it sends then is late.
     thread::sleep(Duration::from_secs(10));
     cluster.switch.signal("CONT");
-    for hosts in [apart, in_place] {
-        all_right(hosts, &cluster.at);
-    }
+    groups.into_iter().for_each(|hosts| all_right(hosts, &cluster.at));
 }
