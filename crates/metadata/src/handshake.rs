@@ -88,6 +88,26 @@ pub struct HandShakeDesc {
     /// The reply to that: nothing of the connection can arrive any more.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stream_fenced: bool,
+    /// The request does not connect. It asks the receiver, as a relay, for a way to the segment of this name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub relay: Option<String>,
+    /// The reply to that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub relayed: Option<RelayedDesc>,
+}
+
+/// A way to a segment through a relay.
+#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+pub struct RelayedDesc {
+    /// What a connection for data over TCP names in the place of the relay's incarnation: then it is for that
+    /// segment.
+    pub number: u64,
+    /// The relay's own segment.
+    pub name: String,
+    /// Its port for data over TCP.
+    pub port: u16,
+    /// The JSON text of the segment's descriptor, as the relay has it.
+    pub descriptor: String,
 }
 
 impl HandShakeDesc {
@@ -160,6 +180,13 @@ mod tests {
             disconnect: true,
             stream: Some("0123456789abcdef0123456789abcdef".to_owned()),
             stream_fenced: true,
+            relay: Some("10.0.0.1:15001".to_owned()),
+            relayed: Some(RelayedDesc {
+                number: u64::MAX,
+                name: "10.0.0.2:15001".to_owned(),
+                port: 15002,
+                descriptor: "{}".to_owned(),
+            }),
             ..HandShakeDesc::default()
         };
         assert_eq!(HandShakeDesc::from_json(&handshake.to_json()).unwrap(), handshake);

@@ -50,7 +50,7 @@ pub use client::{CallError, CallErrorKind, Client, ClientConfig};
 pub use frame::{DEFAULT_FRAME_LIMIT, Frame, FrameDecoder, FrameError, FrameType};
 pub use gate::{Gate, ProofError, prove};
 pub use gid::{Gid, GidError};
-pub use handshake::HandShakeDesc;
+pub use handshake::{HandShakeDesc, RelayedDesc};
 pub use key_value::http::HttpKeyValue;
 pub use key_value::{
     Etcd, EtcdEntry, EtcdOperation, EtcdOutcome, EtcdTransactions, KeyValue, KeyValueConfig,
