@@ -31,14 +31,15 @@ use crate::rpc::Answer;
 use crate::segment::{OpenSegment, SegmentTable};
 use crate::shm::ShmTransport;
 use crate::slicing::Slicing;
+use crate::tcp::relay::RelayTransport;
 use crate::tcp::{self, TcpTransport};
 use crate::transport::Transport;
 use crate::{
-    Batch, BatchError, Capabilities, Config, FileError, FileOptions, FreeError, InstallError,
-    NewError, Notification, NotifyError, NvmeofConfig, PathReport, PiecesRequest, Policy,
-    PolicyFile, RdmaConfig, RegisterError, Segment, SegmentError, SegmentId, SubmitAndWaitError,
-    SubmitError, SubmitNewError, SubmitOptions, TcpConfig, TransferRequest, TransferState,
-    TransferStatus,
+    ANY_LOCATION, Batch, BatchError, Buffer, Capabilities, Config, FileError, FileOptions,
+    FreeError, InstallError, NewError, Notification, NotifyError, NvmeofConfig, PathReport,
+    PiecesRequest, Policy, PolicyFile, RdmaConfig, RegisterError, Segment, SegmentError, SegmentId,
+    SubmitAndWaitError, SubmitError, SubmitNewError, SubmitOptions, TcpConfig, TransferRequest,
+    TransferState, TransferStatus,
 };
 
 /// A transfer engine. Dropping it ends its transfers, closes its connections, and unregisters its
@@ -48,6 +49,8 @@ pub struct TransferEngine {
     /// `None` when it ends.
     control: Option<ControlPort>,
     address: SocketAddr,
+    /// Where a relay stages what is on its way. It goes after all who use it.
+    pub(crate) staging: OnceLock<Buffer>,
 }
 
 pub(crate) struct Inner {
@@ -65,8 +68,8 @@ pub(crate) struct Inner {
     /// What is in flight, where that has limits.
     pub(crate) admission: Arc<Admission>,
     /// Of segments' names that have none.
-    default_port: Option<u16>,
-    client: Client,
+    pub(crate) default_port: Option<u16>,
+    pub(crate) client: Client,
     pub(crate) store: Arc<dyn Store>,
     memory: Arc<Memory>,
     /// Held by who registers or unregisters, all to himself by who changes with what.
@@ -80,8 +83,9 @@ pub(crate) struct Inner {
     pub(crate) calls: Arc<Calls>,
     pub(crate) inbox: Inbox,
     nvmeof: OnceLock<Arc<NvmeofTransport>>,
-    /// What those who wait work on, of the transport `tcp`.
-    streams: OnceLock<Arc<tcp::Progress>>,
+    /// What those who wait work on, of the transports `tcp` and `relay`.
+    pub(crate) streams: OnceLock<Arc<tcp::Progress>>,
+    pub(crate) relays: OnceLock<Arc<RelayTransport>>,
     pub(crate) segments: SegmentTable,
     pub(crate) required: Required,
     stopped: AtomicBool,
@@ -155,6 +159,7 @@ impl TransferEngine {
             inbox: Inbox::default(),
             nvmeof: OnceLock::new(),
             streams: OnceLock::new(),
+            relays: OnceLock::new(),
             segments: SegmentTable::new(SegmentDesc { name, ..SegmentDesc::default() }),
             required: Required::default(),
             stopped: AtomicBool::new(false),
@@ -167,7 +172,8 @@ impl TransferEngine {
         let control = ControlPort::new(listener, config.server, sockets, gate, inner.answer());
         let control = control.map_err(failed)?;
         let address = control.address();
-        let engine = Self { inner, control: Some(control), address };
+        let staging = OnceLock::new();
+        let engine = Self { inner, control: Some(control), address, staging };
         // It answers already: whoever has its name may be asked who that is.
         let meta = RpcMeta { address: reached_at, incarnation: Some(engine.inner.incarnation) };
         engine.inner.store.publish_address(&engine.inner.name, &meta)?;
@@ -267,8 +273,25 @@ impl TransferEngine {
 
     /// Installs the transport `tcp`, for memory of other processes, engines of Mooncake among them. At any time, since
     /// it keeps nothing of registered memory. It goes behind those that were installed before.
+    ///
+    /// With [`TcpConfig::relay`] the engine is a relay from then on, and allocates what that stages in.
     pub fn install_tcp(&self, config: TcpConfig) -> Result<(), InstallError> {
         let inner = &self.inner;
+        inner.check_new(tcp::NAME)?;
+        if inner.relays.get().is_some() {
+            return Err(InstallError::Relay(
+                "it goes behind tcp: install that before it".to_owned(),
+            ));
+        }
+        // Registering waits until nobody installs anything.
+        let staging = match &config.relay {
+            None => None,
+            Some(limits) => {
+                limits.check()?;
+                let length = TcpTransport::staged(limits);
+                Some(self.allocate_buffer(length, ANY_LOCATION, false)?)
+            }
+        };
         let installing = inner.installing();
         inner.check_new(tcp::NAME)?;
         let (host, incarnation) = (&inner.address.host, inner.incarnation);
@@ -282,13 +305,17 @@ impl TransferEngine {
             inner.gate(Purpose::Memory),
         )?;
         let elsewhere = (inner.policy == Policy::Tent).then(|| inner.own.clone());
-        let transport = transport.leaving_to(elsewhere);
+        let address = staging.as_ref().map(Buffer::address);
+        let transport = transport.leaving_to(elsewhere).relaying(inner.own.clone(), address);
         let progress = Arc::clone(transport.shared_progress());
         let transport: Arc<dyn Transport> = Arc::new(transport);
         inner.install(Arc::clone(&transport))?;
         // Once only, so not before it stays.
         let _ = inner.streams.set(progress);
         drop(installing);
+        if let Some(staging) = staging {
+            let _ = self.staging.set(staging);
+        }
         inner.prepare_open(&*transport);
         Ok(())
     }
@@ -378,41 +405,7 @@ impl TransferEngine {
     ///
     /// A name without a port is that of an engine at [`Config::default_port`].
     pub fn open_segment(&self, name: &str) -> Result<Segment, SegmentError> {
-        let segments = &self.inner.segments;
-        // What is no name is told by who looks it up. At a metadata server, names need no port.
-        let default_port = self.inner.default_port;
-        let whole = default_port.and_then(|port| HostPort::parse_with_default(name, port).ok());
-        let whole = whole.map(|name| name.to_string());
-        let name = whole.as_deref().unwrap_or(name);
-        if let Some(open) = segments.by_name(name) {
-            match open.id {
-                SegmentId::LOCAL => self.inner.refresh(&open)?,
-                // Another thread may have just opened it.
-                _ => self.inner.prepare(&open),
-            }
-            return Ok(Segment { open });
-        }
-        tracing::info!(segment = name, "asking for its descriptor");
-        let descriptor = self.inner.descriptor(name)?;
-        let (buffers, devices) = (descriptor.buffers.len(), descriptor.devices.len());
-        tracing::info!(
-            segment = name,
-            own_name = descriptor.name,
-            buffers,
-            devices,
-            "segment open"
-        );
-        // Another process may have our name, seen from where it is.
-        if descriptor.name == self.inner.name
-            && descriptor.incarnation == Some(self.inner.incarnation)
-            && let Some(open) = segments.by_id(SegmentId::LOCAL)
-        {
-            self.inner.refresh(&open)?;
-            return Ok(Segment { open });
-        }
-        let open = segments.insert(name, descriptor)?;
-        self.inner.prepare(&open);
-        Ok(Segment { open })
+        self.inner.open_segment(name)
     }
 
     /// Asks for the descriptor of an open segment again.
@@ -461,8 +454,7 @@ impl TransferEngine {
 
     /// Makes a batch that holds up to `capacity` tasks.
     pub fn allocate_batch(&self, capacity: usize) -> Result<Batch, BatchError> {
-        let owned = self.inner.with_transports(|all| all.iter().any(|each| !each.copies()));
-        Batch::new(capacity, self.inner.slicing, owned, &self.inner.counters)
+        self.inner.allocate_batch(capacity)
     }
 
     /// Adds a task for each request to the batch and begins to do them. All or none: when one
@@ -536,20 +528,7 @@ impl TransferEngine {
     /// that takes longer than `timeout`. The waiting thread sends, receives and handles what comes for
     /// the engine's soft devices meanwhile, where no other thread does, and copies what waits for that.
     pub fn wait(&self, batch: &Batch, timeout: Duration) -> bool {
-        if batch.is_finished() {
-            return true;
-        }
-        let start = Instant::now();
-        while start.elapsed() < timeout && self.inner.copier.help() {
-            if batch.is_finished() {
-                return true;
-            }
-        }
-        let left = || timeout.saturating_sub(start.elapsed());
-        if let Some(streams) = self.inner.streams.get() {
-            batch.wait_for_streams(left(), streams);
-        }
-        batch.wait(left(), &self.inner.devices())
+        self.inner.wait(batch, timeout)
     }
 
     /// Ends a task; whether it was neither over nor about to end. Local access ends at once. The task
@@ -621,7 +600,7 @@ impl Inner {
     }
 
     /// Who is admitted to a port for this, where there is a token or a certificate.
-    fn gate(&self, purpose: Purpose) -> Option<Gate> {
+    pub(crate) fn gate(&self, purpose: Purpose) -> Option<Gate> {
         let config = self.client.config();
         Gate::with(config.token, config.tls.clone(), purpose, &self.name)
     }
@@ -633,6 +612,30 @@ impl Inner {
     /// Runs `with` on the transports; it must not block.
     pub(crate) fn with_transports<R>(&self, with: impl FnOnce(&[Arc<dyn Transport>]) -> R) -> R {
         with(&self.transports.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// [`TransferEngine::allocate_batch`].
+    pub(crate) fn allocate_batch(&self, capacity: usize) -> Result<Batch, BatchError> {
+        let owned = self.with_transports(|all| all.iter().any(|each| !each.copies()));
+        Batch::new(capacity, self.slicing, owned, &self.counters)
+    }
+
+    /// [`TransferEngine::wait`].
+    pub(crate) fn wait(&self, batch: &Batch, timeout: Duration) -> bool {
+        if batch.is_finished() {
+            return true;
+        }
+        let start = Instant::now();
+        while start.elapsed() < timeout && self.copier.help() {
+            if batch.is_finished() {
+                return true;
+            }
+        }
+        let left = || timeout.saturating_sub(start.elapsed());
+        if let Some(streams) = self.streams.get() {
+            batch.wait_for_streams(left(), streams);
+        }
+        batch.wait(left(), &self.devices())
     }
 
     /// Does a little of what is under way.
@@ -660,7 +663,7 @@ impl Inner {
 
     /// Installs a transport, has it register what is registered, and publishes what there is to say then. When that
     /// fails, it is not installed.
-    fn install(&self, transport: Arc<dyn Transport>) -> Result<(), InstallError> {
+    pub(crate) fn install(&self, transport: Arc<dyn Transport>) -> Result<(), InstallError> {
         let change = || self.transports.write().unwrap_or_else(PoisonError::into_inner);
         // First: who chooses it finds memory that knows it.
         self.take_along(&*transport).inspect_err(|_| transport.stop())?;
@@ -682,14 +685,14 @@ impl Inner {
     }
 
     /// Tells a transport that was installed of the segments that are open.
-    fn prepare_open(&self, transport: &dyn Transport) {
+    pub(crate) fn prepare_open(&self, transport: &dyn Transport) {
         for open in self.segments.others() {
             open.prepare_more(|descriptor| transport.prepare(&open, descriptor));
         }
     }
 
     /// Whether no transport of this name is installed.
-    fn check_new(&self, name: &'static str) -> Result<(), InstallError> {
+    pub(crate) fn check_new(&self, name: &'static str) -> Result<(), InstallError> {
         let is_known = self.with_transports(|all| all.iter().any(|each| each.name() == name));
         if is_known { Err(InstallError::Twice(name)) } else { Ok(()) }
     }
@@ -697,26 +700,6 @@ impl Inner {
     /// Whether a transport wants memory that other processes can map.
     pub(crate) fn shares_memory(&self) -> bool {
         self.with_transports(|all| all.iter().any(|each| each.capabilities().shared_memory))
-    }
-
-    /// Tells the transports of a segment that was opened. May wait for its process.
-    fn prepare(&self, open: &Arc<OpenSegment>) {
-        open.prepare(|descriptor| self.tell_transports(open, descriptor));
-    }
-
-    fn tell_transports(&self, open: &Arc<OpenSegment>, descriptor: &Arc<SegmentDesc>) {
-        self.transports().iter().for_each(|transport| transport.prepare(open, descriptor));
-    }
-
-    /// Asks for the descriptor of an open segment again.
-    pub(crate) fn refresh(&self, open: &Arc<OpenSegment>) -> Result<(), SegmentError> {
-        if open.id == SegmentId::LOCAL {
-            let failed = |error| SegmentError::Store { name: open.name.clone(), error };
-            return self.publish().map_err(failed);
-        }
-        let descriptor = self.descriptor(&open.name)?;
-        open.replace_descriptor(descriptor, |descriptor| self.tell_transports(open, descriptor));
-        Ok(())
     }
 
     /// Where the process of a segment answers.
@@ -737,7 +720,7 @@ impl Inner {
         self.stopped.load(Ordering::Acquire)
     }
 
-    fn installing(&self) -> RwLockWriteGuard<'_, ()> {
+    pub(crate) fn installing(&self) -> RwLockWriteGuard<'_, ()> {
         self.installing.write().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -759,17 +742,15 @@ impl Inner {
         self.incarnation
     }
 
-    /// Asks for a segment's descriptor.
-    pub(crate) fn descriptor(&self, name: &str) -> Result<SegmentDesc, SegmentError> {
-        let failed = |error| SegmentError::Store { name: name.to_owned(), error };
-        self.store.segment(name).map_err(failed)
-    }
-
     /// Answers a peer that wants to connect queue pairs.
     pub(crate) fn handshake(&self, request: &HandShakeDesc) -> HandShakeDesc {
         let answer = self.transports().iter().find_map(|transport| transport.handshake(request));
-        answer
-            .unwrap_or_else(|| HandShakeDesc::refusal(format!("{} has no RDMA devices", self.name)))
+        answer.unwrap_or_else(|| {
+            HandShakeDesc::refusal(match request.relay {
+                Some(_) => format!("{} is no relay: it has no tcp.relay", self.name),
+                None => format!("{} has no RDMA devices", self.name),
+            })
+        })
     }
 
     fn stop(&self) {

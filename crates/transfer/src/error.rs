@@ -140,6 +140,9 @@ pub enum InstallError {
     /// The transport tcp does not work here.
     #[error("the transport tcp: {0}")]
     Tcp(String),
+    /// The transport relay does not work here, or this engine cannot be a relay.
+    #[error("the transport relay: {0}")]
+    Relay(String),
     /// There must be at least one address.
     #[error("the transport rdma needs at least one local address")]
     NoAddress,
@@ -195,6 +198,7 @@ impl InstallError {
         match self {
             Self::Twice(_)
             | Self::Missing(_)
+            | Self::Relay(_)
             | Self::NoAddress
             | Self::DuplicateAddress(_)
             | Self::DuplicateDevice(_)
@@ -454,6 +458,16 @@ pub enum SegmentError {
         /// Why.
         error: StoreError,
     },
+    /// Its descriptor could not be had, from here or through a relay.
+    #[error("cannot open segment {name:?}: {error}; and there is no way through a relay: {relays}")]
+    NotRelayed {
+        /// The segment's name.
+        name: String,
+        /// Why not from here.
+        error: StoreError,
+        /// What each relay has said.
+        relays: String,
+    },
     /// There is no open segment of this number.
     #[error("segment {0:?} is not open")]
     Unknown(SegmentId),
@@ -469,7 +483,7 @@ impl SegmentError {
     /// The number of the C API.
     pub fn code(&self) -> i32 {
         match self {
-            Self::Store { error, .. } => store_code(error),
+            Self::Store { error, .. } | Self::NotRelayed { error, .. } => store_code(error),
             Self::Unknown(_) => code::INVALID_ARGUMENT,
             Self::TooMany { .. } => code::TOO_MANY_REQUESTS,
         }

@@ -54,6 +54,7 @@ mod memory;
 mod metrics;
 mod notify;
 mod nvmeof;
+mod opening;
 mod path;
 mod pieces;
 mod placement;
@@ -110,4 +111,5 @@ pub use settings::{
 pub use status::{TransferState, TransferStatus};
 pub use submit::SubmitOptions;
 pub use tcp::TcpConfig;
+pub use tcp::relay::{RelayConfig, RelayLimits};
 pub use transport::{ANY_LOCATION, Capabilities};

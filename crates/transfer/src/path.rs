@@ -8,6 +8,7 @@ use millstream_metadata::SegmentDesc;
 use crate::engine::Inner;
 use crate::policy_file::Seen;
 use crate::segment::OpenSegment;
+use crate::tcp::relay;
 use crate::transport::{NAMES, Transport, code_of, name_of};
 use crate::{MemoryKind, SegmentId, SegmentKind, SubmitError};
 
@@ -149,6 +150,9 @@ impl Place<'_> {
     /// Why the transport is for other segments, if so.
     fn unable(&self, transport: &dyn Transport) -> Option<&'static str> {
         let capabilities = transport.capabilities();
+        if self.segment.is_relayed() && transport.name() != relay::NAME {
+            return Some("its process was found through a relay, and not from here");
+        }
         match self.segment.id {
             SegmentId::LOCAL if !capabilities.own_segment => Some("it is this engine's own"),
             SegmentId::LOCAL => None,
@@ -190,11 +194,11 @@ impl Place<'_> {
 }
 
 /// Transports with their indexes, in the order in which they are tried: `local`, `shm`, then others as they were
-/// installed. Where they are listed they stay, as what is under way knows them by their indexes.
+/// installed, and `relay`. Where they are listed they stay, as what is under way knows them by their indexes.
 pub(crate) fn in_order(
     all: &[Arc<dyn Transport>],
 ) -> impl Iterator<Item = (usize, &dyn Transport)> {
-    (0..3).flat_map(move |rank| {
+    (0..4).flat_map(move |rank| {
         let each = all.iter().map(|transport| &**transport).enumerate();
         each.filter(move |(_, transport)| transport.rank() == rank)
     })
@@ -212,6 +216,21 @@ impl Inner {
     ) -> Option<(usize, &'static str)> {
         let avoided = |name| place.segment.avoided.is_to_be_avoided(name);
         self.choose_unless(place, (allowed, order), avoided)
+    }
+
+    /// Whether another transport than this takes requests to one of these places, as far as it may.
+    pub(crate) fn leads_without<'a>(
+        &self,
+        name: &'static str,
+        mut places: impl Iterator<Item = Place<'a>>,
+    ) -> bool {
+        let required = self.required.name();
+        let may = |it: &str| it != name && required.is_none_or(|required| required == it);
+        places.any(|place| {
+            self.with_transports(|all| {
+                all.iter().any(|it| may(it.name()) && place.led_to_by(&**it))
+            })
+        })
     }
 
     /// What rules of the policy file see of a place.

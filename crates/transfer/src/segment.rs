@@ -11,6 +11,7 @@ use crate::departures::Departures;
 use crate::fail_over::Avoided;
 use crate::metrics::Traffic;
 use crate::path::Told;
+use crate::tcp::relay::Way;
 use crate::{BufferError, SegmentError};
 
 /// The most segments open at a time.
@@ -65,6 +66,9 @@ pub(crate) struct OpenSegment {
     pub(crate) departures: Departures,
     /// What was copied to and from it.
     pub(crate) traffic: Traffic,
+    /// Its process was found through a relay, and the way there.
+    relayed: AtomicBool,
+    way: Mutex<Option<Way>>,
 }
 
 /// A version of a segment's descriptor, and the order of its buffers in memory.
@@ -235,7 +239,25 @@ impl OpenSegment {
             avoided: Avoided::default(),
             departures: Departures::default(),
             traffic: Traffic::default(),
+            relayed: AtomicBool::new(false),
+            way: Mutex::new(None),
         }
+    }
+
+    /// Whether its process was found through a relay, and not from here: no other transport leads there.
+    pub(crate) fn is_relayed(&self) -> bool {
+        self.relayed.load(Ordering::Relaxed)
+    }
+
+    /// The way that was found last, if it was found through a relay.
+    pub(crate) fn relayed(&self) -> Option<Way> {
+        self.way.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// It was found this way through a relay, or from here.
+    pub(crate) fn set_way(&self, way: Option<Way>) {
+        self.relayed.store(way.is_some(), Ordering::Relaxed);
+        *self.way.lock().unwrap_or_else(PoisonError::into_inner) = way;
     }
 
     pub(crate) fn descriptor(&self) -> Arc<SegmentDesc> {
@@ -385,20 +407,25 @@ impl SegmentTable {
         &self,
         name: &str,
         descriptor: SegmentDesc,
+        way: Option<Way>,
     ) -> Result<Arc<OpenSegment>, SegmentError> {
         let mut inner = self.inner.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(open) = inner.by_name.get(name).and_then(|id| inner.by_id.get(id)) {
             return Ok(Arc::clone(open));
         }
-        if inner.by_id.len() >= MAX_SEGMENTS || inner.next == u32::MAX {
-            return Err(SegmentError::TooMany { limit: MAX_SEGMENTS });
-        }
-        let id = SegmentId(inner.next);
-        inner.next += 1;
-        let open = Arc::new(OpenSegment::new(id, name, descriptor));
-        inner.by_id.insert(id, Arc::clone(&open));
-        inner.by_name.insert(name.to_owned(), id);
+        let open = inner.add(name, descriptor)?;
+        open.set_way(way);
+        inner.by_name.insert(name.to_owned(), open.id);
         Ok(open)
+    }
+
+    /// Adds a segment that is not found by its name, beside one that may have it.
+    pub(crate) fn insert_aside(
+        &self,
+        name: &str,
+        descriptor: SegmentDesc,
+    ) -> Result<Arc<OpenSegment>, SegmentError> {
+        self.inner.write().unwrap_or_else(PoisonError::into_inner).add(name, descriptor)
     }
 
     /// Removes a segment other than the engine's own.
@@ -408,8 +435,27 @@ impl SegmentTable {
             return Err(SegmentError::Unknown(id));
         }
         let open = inner.by_id.remove(&id).ok_or(SegmentError::Unknown(id))?;
-        inner.by_name.remove(&open.name);
+        if inner.by_name.get(&open.name) == Some(&id) {
+            inner.by_name.remove(&open.name);
+        }
         Ok(())
+    }
+}
+
+impl Inner {
+    fn add(
+        &mut self,
+        name: &str,
+        descriptor: SegmentDesc,
+    ) -> Result<Arc<OpenSegment>, SegmentError> {
+        if self.by_id.len() >= MAX_SEGMENTS || self.next == u32::MAX {
+            return Err(SegmentError::TooMany { limit: MAX_SEGMENTS });
+        }
+        let id = SegmentId(self.next);
+        self.next += 1;
+        let open = Arc::new(OpenSegment::new(id, name, descriptor));
+        self.by_id.insert(id, Arc::clone(&open));
+        Ok(open)
     }
 }
 
@@ -584,12 +630,16 @@ mod tests {
     #[test]
     fn a_name_has_one_number_until_it_is_closed() {
         let table = SegmentTable::new(descriptor("a:1"));
-        let first = table.insert("b:2", descriptor("b:2")).unwrap().id;
-        assert_eq!(table.insert("b:2", descriptor("b:2")).unwrap().id, first);
-        assert_ne!(table.insert("c:3", descriptor("c:3")).unwrap().id, first);
+        let first = table.insert("b:2", descriptor("b:2"), None).unwrap().id;
+        assert_eq!(table.insert("b:2", descriptor("b:2"), None).unwrap().id, first);
+        assert_ne!(table.insert("c:3", descriptor("c:3"), None).unwrap().id, first);
         table.remove(first).unwrap();
         assert!(table.by_id(first).is_none());
-        assert_ne!(table.insert("b:2", descriptor("b:2")).unwrap().id, first, "never used again");
+        assert_ne!(
+            table.insert("b:2", descriptor("b:2"), None).unwrap().id,
+            first,
+            "never used again"
+        );
         assert!(matches!(table.remove(first), Err(SegmentError::Unknown(_))));
         assert!(table.remove(SegmentId::LOCAL).is_err());
         assert_eq!(table.by_name("a:1").unwrap().id, SegmentId::LOCAL);

@@ -24,7 +24,7 @@ pub const ANY_LOCATION: &str = "*";
 pub(crate) const ANYWHERE: u16 = u16::MAX;
 
 /// The names of all transports. Where one is noted in a byte, it is its place here, counted from 1.
-pub(crate) const NAMES: [&str; 5] = ["local", "shm", "rdma", "nvmeof", "tcp"];
+pub(crate) const NAMES: [&str; 6] = ["local", "shm", "rdma", "nvmeof", "tcp", "relay"];
 
 /// How often a task may go on over another transport: of `shm`, `rdma` and `tcp` it leaves each once.
 pub(crate) const MAX_MOVES: usize = 2;
@@ -126,7 +126,7 @@ pub(crate) trait Transport: Send + Sync {
 
     fn capabilities(&self) -> Capabilities;
 
-    /// When it is tried: 0 first, 2 last. Of equals, those that were installed before.
+    /// When it is tried: 0 first, 3 last. Of equals, those that were installed before.
     fn rank(&self) -> u8 {
         2
     }

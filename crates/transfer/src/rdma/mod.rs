@@ -524,7 +524,7 @@ impl Transport for RdmaTransport {
 
     fn handshake(&self, request: &HandShakeDesc) -> Option<HandShakeDesc> {
         // It is about a connection of the transport `tcp`.
-        if request.stream.is_some() {
+        if request.stream.is_some() || request.relay.is_some() {
             return None;
         }
         let reply = self.answer(request).unwrap_or_else(Refusal::into_reply);
