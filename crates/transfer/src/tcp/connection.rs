@@ -100,6 +100,8 @@ pub(super) struct Connection {
     answered: bool,
     /// A numbered message was answered.
     served: bool,
+    /// It was turned away at its beginning: nothing that was sent over it is done.
+    turned_away: bool,
     /// When something was last sent or received.
     moved: Option<Instant>,
 }
@@ -409,7 +411,7 @@ impl Connection {
 
     fn close(&mut self, peer: &Arc<Peer>, broken: Broken) {
         let phase = std::mem::take(&mut self.phase);
-        let begun = self.begun();
+        let begun = if std::mem::take(&mut self.turned_away) { 0 } else { self.begun() };
         self.proving = None;
         if let Some(stream) = self.stream.take() {
             // What it should know of its end.

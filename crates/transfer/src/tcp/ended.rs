@@ -26,18 +26,23 @@ pub(super) struct Ended {
 }
 
 /// Tells their batches, or has another transport of the engine go on with them: all are of one segment, whose process
-/// has this incarnation.
-pub(super) fn tell(ended: &mut Vec<Ended>, engine: Option<&Weak<Inner>>, incarnation: Option<u64>) {
+/// has this incarnation, and went over the transport of this name.
+pub(super) fn tell(
+    ended: &mut Vec<Ended>,
+    engine: Option<&Weak<Inner>>,
+    incarnation: Option<u64>,
+    transport: &'static str,
+) {
     let mut tasks = EndedTasks::default();
     let (mut leaving, mut left) = (Vec::new(), None);
     for ended in ended.drain(..) {
         let Ended { batch, index, segment, state, transferred, .. } = ended;
         if state == TransferState::Completed {
-            segment.avoided.works(super::NAME);
+            segment.avoided.works(transport);
         }
         let error = ended.failure.map(|reason| TransferError {
             peer: segment.name.as_str().into(),
-            nic: super::NAME.into(),
+            nic: transport.into(),
             reason,
         });
         let (target_undefined, unconfirmed) = (ended.undefined, ended.unconfirmed);
@@ -45,7 +50,7 @@ pub(super) fn tell(ended: &mut Vec<Ended>, engine: Option<&Weak<Inner>>, incarna
         match ended.leaves.filter(|_| engine.is_some()) {
             None => tasks.ended(&batch, index, end),
             Some((local, terms)) => {
-                let (task, from) = (TaskHandle { batch, index }, super::NAME);
+                let (task, from) = (TaskHandle { batch, index }, transport);
                 let end = Some(end);
                 leaving.push(Leaving { task, from, local, incarnation, terms, end });
                 left = Some(segment);

@@ -17,6 +17,7 @@ use self::parts::{Part, Task, fill, own_fault, peers_fault};
 use millstream_transfer_core::{Opcode as RailOpcode, RailCounters};
 
 use super::ended::Ended;
+use super::message::Fault;
 use super::original::Version;
 use crate::memory::LocalMemory;
 use crate::segment::OpenSegment;
@@ -301,6 +302,8 @@ impl Flow {
                     if part.fault.is_some() {
                         task.segment.mark_stale();
                     }
+                    task.undefined |=
+                        part.fault == Some(Fault::RelayUndefined) && opcode == Some(Opcode::Write);
                     if task.is_wanted() {
                         task.failure = Some(reason);
                     }

@@ -80,13 +80,15 @@ pub(super) enum Welcome {
     OtherIncarnation,
     /// A fence has ended the connection before it began.
     Fenced,
+    /// It is for a segment that the target relays to, and it relays for as many as it may.
+    Full,
 }
 
 impl Welcome {
     pub(super) const LENGTH: usize = 16;
 
-    const CODES: [Self; 4] =
-        [Self::Taken, Self::OtherVersion, Self::OtherIncarnation, Self::Fenced];
+    const CODES: [Self; 5] =
+        [Self::Taken, Self::OtherVersion, Self::OtherIncarnation, Self::Fenced, Self::Full];
 
     pub(super) fn emit(self) -> [u8; Self::LENGTH] {
         let code = Self::CODES.iter().position(|known| *known == self).unwrap_or_default() as u32;
@@ -213,10 +215,24 @@ pub(super) enum Fault {
     Gpu,
     /// The connection that a fence was for has not ended.
     NotFenced,
+    /// A relay has refused to do it: it has no way there, or no room.
+    NotRelayed,
+    /// A relay has not done it, and nothing of it can arrive any more.
+    RelayFailed,
+    /// A relay has not done it, and does not know whether something of it can still arrive.
+    RelayUndefined,
 }
 
 impl Fault {
-    const CODES: [Self; 4] = [Self::NotRegistered, Self::Gone, Self::Gpu, Self::NotFenced];
+    const CODES: [Self; 7] = [
+        Self::NotRegistered,
+        Self::Gone,
+        Self::Gpu,
+        Self::NotFenced,
+        Self::NotRelayed,
+        Self::RelayFailed,
+        Self::RelayUndefined,
+    ];
 
     /// Bytes of one in an answer: the index of the piece, and this.
     pub(super) const LENGTH: usize = 8;

@@ -45,8 +45,17 @@ pub(super) struct Place {
     pub(super) framing: Framing,
     /// Messages are in records with checksums.
     pub(super) checked: bool,
-    /// Which start of its process, if it says so.
+    /// Which start of its process, if it says so. At a relay: the number of the way to the segment.
     pub(super) incarnation: Option<u64>,
+    /// It is a relay to the segment's process.
+    pub(super) relays: bool,
+}
+
+impl Place {
+    /// The name of the transport that it belongs to.
+    const fn transport(&self) -> &'static str {
+        if self.relays { super::relay::NAME } else { super::NAME }
+    }
 }
 
 pub(super) struct Peer {
@@ -355,7 +364,8 @@ impl Peer {
                 self.counted.fetch_sub(count, Ordering::SeqCst);
                 // First: whoever is told looks whether there is more to wait for.
                 self.progress.fewer(count);
-                tell(&mut ended, self.engine.as_ref(), self.place.incarnation);
+                let (engine, transport) = (self.engine.as_ref(), self.place.transport());
+                tell(&mut ended, engine, self.place.incarnation, transport);
             }
             self.progress.give_spare(ended);
             if count == 0 {
@@ -434,7 +444,7 @@ impl Peer {
         };
         let reason = last.or_else(|| self.is_unresolved()).map(|reason| reason.to_string());
         let observed = RailMetrics {
-            transport: super::NAME.to_owned(),
+            transport: self.place.transport().to_owned(),
             peer: self.name.clone(),
             peer_nic: HostPort { host: self.place.host.clone(), port: self.place.port }.to_string(),
             state,
@@ -547,7 +557,8 @@ mod tests {
     fn peer(host: &str, resolver: &Resolver) -> Arc<Peer> {
         let (framing, port) = (Framing::Numbered, 7);
         let (name, host, checked) = ("a".to_owned(), host.to_owned(), false);
-        let place = Place { name, host, port, framing, checked, incarnation: None };
+        let (incarnation, relays) = (None, false);
+        let place = Place { name, host, port, framing, checked, incarnation, relays };
         let config = Arc::new(TcpConfig::default());
         let segment = crate::tcp::testing::segment();
         Peer::new((&segment, None), place, None, &config, &Arc::default(), resolver)

@@ -78,7 +78,8 @@ pub(crate) fn segment() -> Arc<OpenSegment> {
 pub(super) fn peer() -> Arc<Peer> {
     let resolver = Resolver::new(|_| Err(io::Error::other("there is none")));
     let (name, host, framing) = ("a".to_owned(), "no.host".to_owned(), Framing::Numbered);
-    let place = Place { name, host, port: 7, framing, checked: false, incarnation: None };
+    let place =
+        Place { name, host, port: 7, framing, checked: false, incarnation: None, relays: false };
     let config = Arc::new(TcpConfig::default());
     Peer::new((&segment(), None), place, None, &config, &Arc::default(), &resolver)
 }

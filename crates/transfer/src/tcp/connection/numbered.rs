@@ -11,6 +11,10 @@ use crate::tcp::peer::Peer;
 use crate::tcp::pieces::STAGED;
 use crate::{FailureReason, Opcode};
 
+/// What a number means that a relay does not know.
+const NO_WAY: &str = "the relay's way to the segment is not there any more: the relay or the segment's process was \
+                      started again, or others needed the place";
+
 /// What comes next.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(super) enum Receiving {
@@ -111,6 +115,10 @@ impl Connection {
             match self.receiving {
                 Receiving::Welcome => {
                     let welcome = bytes.first_chunk().and_then(Welcome::parse);
+                    if welcome == Some(Welcome::OtherIncarnation) && peer.place.relays {
+                        return Err(Broken::Failed(FailureReason::Connection(NO_WAY.into())));
+                    }
+                    self.turned_away = welcome == Some(Welcome::Full);
                     welcomed(welcome)?;
                     self.answered = true;
                     self.receiving = Receiving::Answer;
@@ -201,6 +209,10 @@ fn welcomed(welcome: Option<Welcome>) -> Result<(), Broken> {
             "it does not understand this version of the framing".to_owned()
         }
         Some(Welcome::Fenced) => "it has ended the connection".to_owned(),
+        Some(Welcome::Full) => {
+            "it relays over as many connections as it may (tcp.relay_connections): try again later"
+                .to_owned()
+        }
         None => "what answers there is no engine of this kind".to_owned(),
     };
     // A bit of it, or of the hello, may have changed on the way.

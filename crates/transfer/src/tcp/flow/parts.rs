@@ -170,6 +170,15 @@ pub(super) fn peers_fault(fault: Fault) -> FailureReason {
             "it is memory of a GPU, which cannot be accessed: it was freed, or its driver failed"
         }
         Fault::NotFenced => "it did not confirm that nothing sent before can arrive any more",
+        Fault::NotRelayed => {
+            "the relay refused the request: it has no way to the segment now, or as much under way as it may; \
+             its log says which"
+        }
+        Fault::RelayFailed => "the relay's own transfer failed: its log says why",
+        Fault::RelayUndefined => {
+            "the relay's own transfer failed, and the target did not confirm that nothing of it can arrive any \
+             more: the relay's log says why"
+        }
     };
     FailureReason::Connection(text.into())
 }
@@ -180,6 +189,10 @@ pub(super) fn own_fault(fault: Fault, address: u64) -> FailureReason {
         Fault::Gpu => FailureReason::Access(
             "memory of a GPU here cannot be copied: it was freed, or its driver failed".to_owned(),
         ),
-        Fault::NotRegistered | Fault::NotFenced => FailureReason::Unregistered,
+        Fault::NotRegistered
+        | Fault::NotFenced
+        | Fault::NotRelayed
+        | Fault::RelayFailed
+        | Fault::RelayUndefined => FailureReason::Unregistered,
     }
 }
