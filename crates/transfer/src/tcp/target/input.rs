@@ -3,6 +3,7 @@
 use std::io::{self, Read};
 use std::net::TcpStream;
 use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
 
 use millstream_metadata::Connection as Accepted;
 use millstream_net::stream::{Readiness, wait_for_stream};
@@ -33,6 +34,8 @@ pub(super) struct Input<'a> {
     pace: Pace,
     /// Nobody else gets the place.
     holds: bool,
+    /// Where no request comes for so long, the stream is over.
+    idle: Option<Duration>,
 }
 
 impl<'a> Input<'a> {
@@ -47,7 +50,13 @@ impl<'a> Input<'a> {
             scratch: Vec::new(),
             pace: Pace::new(0),
             holds: false,
+            idle: None,
         }
+    }
+
+    /// Where no request comes for so long, the stream is taken to be over.
+    pub(super) fn ends_when_idle(&mut self, idle: Duration) {
+        self.idle = Some(idle);
     }
 
     /// What answers go over.
@@ -77,6 +86,7 @@ impl<'a> Input<'a> {
     pub(super) fn header<const LENGTH: usize>(&mut self) -> io::Result<Option<[u8; LENGTH]>> {
         let mut pace = None;
         if self.start == self.end {
+            let since = Instant::now();
             loop {
                 match self.fill() {
                     Ok(0) => return Ok(None),
@@ -86,7 +96,12 @@ impl<'a> Input<'a> {
                         pace.get_or_insert_with(|| Pace::new(0)).check()?;
                     }
                     // What has come was no record of a message, such as new keys (RFC 8446 4.6.3).
-                    Err(error) if is_pause(&error) => pace = None,
+                    Err(error) if is_pause(&error) => {
+                        pace = None;
+                        if self.idle.is_some_and(|idle| since.elapsed() >= idle) {
+                            return Ok(None);
+                        }
+                    }
                     Err(error) => return Err(error),
                 }
             }

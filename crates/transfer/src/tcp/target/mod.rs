@@ -3,16 +3,18 @@
 //! Each connection has a thread, which sleeps in a call that receives: a request costs no hand-off. The first bytes
 //! say which framing a connection has.
 
+mod forwarding;
 mod input;
 mod numbered;
 mod old;
 mod pace;
+mod passage;
 mod registry;
 
 use std::io;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use millstream_metadata::{Acceptor, AcceptorConfig, Connection as Accepted, Gate, begins_tls};
@@ -21,6 +23,7 @@ use socket2::SockRef;
 
 use self::input::Input;
 use self::pace::{PATIENCE, Pace};
+pub(super) use self::passage::Relay;
 use self::registry::Registry;
 use super::line::{Layer, Line};
 use super::message::Hello;
@@ -43,6 +46,28 @@ pub(super) struct Shared {
     incarnation: u64,
     registry: Registry,
     gate: Option<Gate>,
+    /// Ways to the segments of others, where this process is a relay.
+    relay: OnceLock<Relay>,
+}
+
+impl Shared {
+    /// From here on it is a relay.
+    pub(super) fn relays(&self, relay: Relay) {
+        let _ = self.relay.set(relay);
+    }
+
+    /// If it is one.
+    pub(super) fn relay(&self) -> Option<&Relay> {
+        self.relay.get()
+    }
+
+    /// Ends what is under way to the segments of others.
+    pub(super) fn end_forwarding(&self) {
+        if let Some(relay) = self.relay.get() {
+            relay.stop();
+            self.registry.end_forwarding();
+        }
+    }
 }
 
 impl Target {
@@ -55,7 +80,8 @@ impl Target {
     ) -> io::Result<Self> {
         let config =
             AcceptorConfig { max_connections, silence_allowed: Duration::from_millis(250) };
-        let shared = Shared { memory, incarnation, registry: Registry::default(), gate };
+        let (registry, relay) = (Registry::default(), OnceLock::new());
+        let shared = Shared { memory, incarnation, registry, gate, relay };
         let shared = Arc::new(shared);
         let all = Arc::clone(&shared);
         let serve = move |accepted: &Accepted| {

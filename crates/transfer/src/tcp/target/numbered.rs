@@ -3,7 +3,7 @@
 use std::io;
 
 use super::pace::Pace;
-use super::{Input, Output, Shared, nonsense};
+use super::{Input, Output, Shared, forwarding, nonsense};
 use crate::Opcode;
 use crate::tcp::message::{
     Answer, CHECKED, Fault, Header, Hello, PLAIN, Piece as Named, Purpose, Welcome, add_up,
@@ -26,18 +26,29 @@ pub(super) fn serve(
         input.check();
     }
     let registered = shared.registry.enter(hello.connection, input.stream())?;
-    let welcome = match &registered {
+    let is_ours = hello.incarnation == shared.incarnation;
+    // Another number may be that of a way to somebody else.
+    let relay = shared.relay.get().filter(|_| !is_ours);
+    let passage = relay.map(|relay| relay.enter(hello.incarnation));
+    let welcome = match (&registered, &passage) {
         _ if ![PLAIN, CHECKED].contains(&hello.version) => Welcome::OtherVersion,
-        _ if hello.incarnation != shared.incarnation => Welcome::OtherIncarnation,
-        None => Welcome::Fenced,
-        Some(_) => Welcome::Taken,
+        (_, None) if !is_ours => Welcome::OtherIncarnation,
+        (_, Some(Err(welcome))) => *welcome,
+        (None, _) => Welcome::Fenced,
+        (Some(_), _) => Welcome::Taken,
     };
     input.output().send(&welcome.emit())?;
-    if welcome != Welcome::Taken {
-        input.linger();
-        return Ok(());
-    }
+    let registered = match registered {
+        Some(registered) if welcome == Welcome::Taken => registered,
+        _ => {
+            input.linger();
+            return Ok(());
+        }
+    };
     input.begun();
+    if let Some(Ok(passage)) = passage {
+        return forwarding::serve(input, shared, hello.connection, &passage, &registered);
+    }
     let (mut pieces, mut answer, mut end) = (Pieces::default(), Vec::new(), Vec::new());
     loop {
         input.rest();
@@ -48,16 +59,7 @@ pub(super) fn serve(
         end.clear();
         pieces.clear(false);
         match header.purpose {
-            Purpose::Fence => {
-                let connection = Named::parse(&input.bytes()?).number();
-                input.begun();
-                let ended = connection != hello.connection && shared.registry.fence(connection);
-                answer.extend_from_slice(&Answer::Ended { id, faults: u32::from(!ended) }.emit());
-                if !ended {
-                    answer.extend_from_slice(&Fault::NotFenced.emit(0));
-                }
-                input.output().send(&answer)?;
-            }
+            Purpose::Fence => answer_fence(&mut input, shared, hello.connection, id, &mut answer)?,
             Purpose::Move(opcode) => {
                 read_pieces(&mut input, shared, &header, &mut pieces)?;
                 input.begun();
@@ -74,6 +76,24 @@ pub(super) fn serve(
             }
         }
     }
+}
+
+/// Ends another connection than this, and answers whether nothing of it is done any more.
+pub(super) fn answer_fence(
+    input: &mut Input<'_>,
+    shared: &Shared,
+    own: u128,
+    id: u64,
+    answer: &mut Vec<u8>,
+) -> io::Result<()> {
+    let connection = Named::parse(&input.bytes()?).number();
+    input.begun();
+    let ended = connection != own && shared.registry.fence(connection);
+    answer.extend_from_slice(&Answer::Ended { id, faults: u32::from(!ended) }.emit());
+    if !ended {
+        answer.extend_from_slice(&Fault::NotFenced.emit(0));
+    }
+    input.output().send(answer)
 }
 
 fn read_pieces(
@@ -100,13 +120,13 @@ fn read_pieces(
     }
 }
 
-fn say_ended(id: u64, pieces: &Pieces, answer: &mut Vec<u8>) {
+pub(super) fn say_ended(id: u64, pieces: &Pieces, answer: &mut Vec<u8>) {
     let faults = pieces.faults().count() as u32;
     answer.extend_from_slice(&Answer::Ended { id, faults }.emit());
     pieces.faults().for_each(|(index, fault)| answer.extend_from_slice(&fault.emit(index)));
 }
 
-fn answer_read(
+pub(super) fn answer_read(
     mut output: Output<'_>,
     id: u64,
     pieces: &mut Pieces,

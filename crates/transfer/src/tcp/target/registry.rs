@@ -1,10 +1,13 @@
 //! Connections by their numbers, for fences.
 
+use std::cell::Cell;
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::{Shutdown, TcpStream};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use super::forwarding::Forwarding;
 
 /// How long a fence waits for the thread of the connection that it ends: an access to memory takes no longer, unless
 /// the machine is very busy.
@@ -12,6 +15,9 @@ const PATIENCE: Duration = Duration::from_millis(1500);
 
 /// So many connections are remembered that a fence has ended before they began.
 const MAX_FENCED: usize = 16_384;
+
+/// So many connections are remembered that have ended with something that may arrive yet.
+const MAX_UNDEFINED: usize = 4096;
 
 #[derive(Default)]
 pub(super) struct Registry {
@@ -21,15 +27,38 @@ pub(super) struct Registry {
 
 #[derive(Default)]
 struct State {
-    open: HashMap<u128, TcpStream>,
+    open: HashMap<u128, Open>,
     /// A connection may still be on its way here when its fence comes.
     fenced: VecDeque<u128>,
+    /// Connections to a relay that have ended, while something of them may arrive yet.
+    undefined: VecDeque<u128>,
+    /// There were more of these: of a connection that is not open nobody knows whether it was one.
+    has_forgotten: bool,
+}
+
+struct Open {
+    stream: TcpStream,
+    forwarding: Arc<Forwarding>,
 }
 
 /// A connection that is registered as long as this lives.
 pub(super) struct Registered<'a> {
     registry: &'a Registry,
     connection: u128,
+    forwarding: Arc<Forwarding>,
+    undefined: Cell<bool>,
+}
+
+impl Registered<'_> {
+    /// What is under way of it elsewhere, which a fence ends.
+    pub(super) const fn forwarding(&self) -> &Arc<Forwarding> {
+        &self.forwarding
+    }
+
+    /// Something of it may arrive yet, and nobody knows for how long: no fence of it is confirmed.
+    pub(super) fn leaves_undefined(&self) {
+        self.undefined.set(true);
+    }
 }
 
 impl Registry {
@@ -48,8 +77,10 @@ impl Registry {
         if state.fenced.contains(&connection) || state.open.contains_key(&connection) {
             return Ok(None);
         }
-        state.open.insert(connection, stream);
-        Ok(Some(Registered { registry: self, connection }))
+        let forwarding = Arc::<Forwarding>::default();
+        state.open.insert(connection, Open { stream, forwarding: Arc::clone(&forwarding) });
+        let undefined = Cell::new(false);
+        Ok(Some(Registered { registry: self, connection, forwarding, undefined }))
     }
 
     /// Ends a connection; whether nothing of it is done any more.
@@ -61,8 +92,13 @@ impl Registry {
             }
             state.fenced.push_back(connection);
         }
-        let Some(stream) = state.open.get(&connection) else { return true };
-        let _ = stream.shutdown(Shutdown::Both);
+        let Some(open) = state.open.get(&connection) else { return state.is_over(connection) };
+        let _ = open.stream.shutdown(Shutdown::Both);
+        let forwarding = Arc::clone(&open.forwarding);
+        drop(state);
+        // It may have to ask others.
+        forwarding.end();
+        let mut state = self.lock();
         let until = Instant::now() + PATIENCE;
         while state.open.contains_key(&connection) {
             let left = until.saturating_duration_since(Instant::now());
@@ -72,13 +108,36 @@ impl Registry {
             let waited = self.left.wait_timeout(state, left);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
-        true
+        state.is_over(connection)
+    }
+
+    /// Ends what is under way elsewhere for all connections.
+    pub(super) fn end_forwarding(&self) {
+        let all: Vec<_> =
+            self.lock().open.values().map(|open| Arc::clone(&open.forwarding)).collect();
+        all.iter().for_each(|forwarding| forwarding.end());
+    }
+}
+
+impl State {
+    /// Whether nothing of a connection that is not open can arrive any more.
+    fn is_over(&self, connection: u128) -> bool {
+        !self.has_forgotten && !self.undefined.contains(&connection)
     }
 }
 
 impl Drop for Registered<'_> {
     fn drop(&mut self) {
-        self.registry.lock().open.remove(&self.connection);
+        let mut state = self.registry.lock();
+        if self.undefined.get() {
+            if state.undefined.len() >= MAX_UNDEFINED {
+                state.undefined.pop_front();
+                state.has_forgotten = true;
+            }
+            state.undefined.push_back(self.connection);
+        }
+        state.open.remove(&self.connection);
+        drop(state);
         self.registry.left.notify_all();
     }
 }
@@ -122,6 +181,19 @@ mod tests {
         let (registry, (_far, near)) = (Registry::default(), pair());
         let _registered = registry.enter(1, &near).unwrap().unwrap();
         assert!(!registry.fence(1));
+    }
+
+    #[test]
+    fn what_may_arrive_yet_is_not_fenced_when_its_connection_has_ended() {
+        let (registry, (_far, near)) = (Registry::default(), pair());
+        for connection in 0..=MAX_UNDEFINED as u128 {
+            let registered = registry.enter(connection, &near).unwrap().unwrap();
+            registered.leaves_undefined();
+            drop(registered);
+            assert!(!registry.fence(connection), "{connection}");
+        }
+        assert_eq!(registry.lock().undefined.len(), MAX_UNDEFINED);
+        assert!(!registry.fence(0), "it is forgotten, and not confirmed");
     }
 
     #[test]
