@@ -14,6 +14,7 @@ mod original;
 mod peer;
 mod pieces;
 mod progress;
+pub(crate) mod relay;
 mod target;
 #[cfg(test)]
 pub(crate) mod testing;
@@ -32,7 +33,8 @@ use self::flow::Framing;
 use self::original::Version;
 use self::peer::{Peer, Place};
 pub(crate) use self::progress::Progress;
-use self::target::Target;
+use self::relay::RelayLimits;
+use self::target::{Relay, Target};
 use crate::batch::BatchShared;
 use crate::engine::Inner;
 use crate::keys::Keys;
@@ -75,6 +77,9 @@ pub struct TcpConfig {
     pub progress_timeout: Duration,
     /// The same, to a peer of the original.
     pub status_timeout: Duration,
+    /// Whether, and how far, it is a relay: others reach memory of processes through it that they do not reach themselves.
+    /// It must not ask relays itself.
+    pub relay: Option<RelayLimits>,
 }
 
 impl Default for TcpConfig {
@@ -91,6 +96,7 @@ impl Default for TcpConfig {
             connect_timeout: Duration::from_secs(2),
             progress_timeout: Duration::from_secs(5),
             status_timeout: Duration::from_secs(30),
+            relay: None,
         }
     }
 }
@@ -172,6 +178,21 @@ impl TcpTransport {
         Self { engine, ..self }
     }
 
+    /// The same, a relay that does with this engine what others ask, and stages that in memory from this address on.
+    pub(crate) fn relaying(self, engine: Weak<Inner>, staging: Option<u64>) -> Self {
+        if let (Some(limits), Some(staging)) = (&self.config.relay, staging)
+            && let Some(target) = &*lock(&self.target)
+        {
+            target.shared().relays(Relay::new(engine, limits.clone(), self.port, staging));
+        }
+        self
+    }
+
+    /// Bytes that a relay with these limits stages in.
+    pub(crate) const fn staged(limits: &RelayLimits) -> usize {
+        limits.max_connections * Relay::STAGED
+    }
+
     pub(crate) fn shared_progress(&self) -> &Arc<Progress> {
         &self.progress
     }
@@ -231,7 +252,22 @@ impl TcpTransport {
         };
         let name = descriptor.name.clone();
         let checked = checked && framing == Framing::Numbered;
-        Ok(Place { name, host, port, framing, checked, incarnation: descriptor.incarnation })
+        let incarnation = descriptor.incarnation;
+        Ok(Place { name, host, port, framing, checked, incarnation, relays: false })
+    }
+
+    /// Answers who asks for a way to a segment; `None` where this is no relay.
+    fn answer_relayed(&self, segment: &str) -> Option<HandShakeDesc> {
+        let shared = lock(&self.target).as_ref().map(|target| Arc::clone(target.shared()))?;
+        let opened = shared.relay()?.open(segment);
+        let incarnation = Some(self.incarnation);
+        Some(match opened {
+            Ok(relayed) => {
+                let relayed = Some(relayed);
+                HandShakeDesc { incarnation, relayed, ..HandShakeDesc::default() }
+            }
+            Err(reason) => HandShakeDesc { incarnation, ..HandShakeDesc::refusal(reason) },
+        })
     }
 
     fn route(&self, segment: SegmentId) -> Option<Arc<Peer>> {
@@ -376,6 +412,9 @@ impl Transport for TcpTransport {
     }
 
     fn handshake(&self, request: &HandShakeDesc) -> Option<HandShakeDesc> {
+        if let Some(segment) = &request.relay {
+            return self.answer_relayed(segment);
+        }
         let text = request.stream.as_ref()?;
         let number = u128::from_str_radix(text, 16).ok().filter(|_| text.len() == 32);
         if request.peer_incarnation != Some(self.incarnation) {
@@ -413,6 +452,10 @@ impl Transport for TcpTransport {
     }
 
     fn stop(&self) {
+        let shared = lock(&self.target).as_ref().map(|target| Arc::clone(target.shared()));
+        if let Some(shared) = shared {
+            shared.end_forwarding();
+        }
         let routes =
             std::mem::take(&mut *self.routes.write().unwrap_or_else(PoisonError::into_inner));
         let retired = std::mem::take(&mut *lock(&self.retired));
