@@ -169,9 +169,9 @@ impl Settings {
 
     /// What the transport `tcp` is installed with.
     pub fn tcp(&self) -> TcpConfig {
-        let Values { tcp, first_data_port, last_data_port, .. } = &self.values;
+        let Values { tcp, first_data_port, last_data_port, is_relay, relay, .. } = &self.values;
         let ports = (*first_data_port != 0).then_some(*first_data_port..=*last_data_port);
-        TcpConfig { ports, ..tcp.clone() }
+        TcpConfig { ports, relay: is_relay.then(|| relay.clone()), ..tcp.clone() }
     }
 
     /// The port of segments' names that have none, if they may have none.

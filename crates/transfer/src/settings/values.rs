@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use millstream_metadata::TlsFiles;
 
-use crate::{Config, RdmaConfig, TcpConfig};
+use crate::{Config, RdmaConfig, RelayLimits, TcpConfig};
 
 /// The values of all settings, in the types that they act in.
 #[derive(Clone, Debug)]
@@ -28,6 +28,9 @@ pub(super) struct Values {
     /// The first and last port for data. 0: the system chooses.
     pub(super) first_data_port: u16,
     pub(super) last_data_port: u16,
+    /// Whether engines are relays, and how far.
+    pub(super) is_relay: bool,
+    pub(super) relay: RelayLimits,
     /// What the command logs; empty: as if nothing was said.
     pub(super) log_level: &'static str,
     /// Log everything.
@@ -50,6 +53,8 @@ impl Default for Values {
             tcp: TcpConfig::default(),
             first_data_port: 0,
             last_data_port: 0,
+            is_relay: false,
+            relay: RelayLimits::default(),
             log_level: "default",
             trace: false,
             metrics_listen: None,

@@ -138,4 +138,53 @@ pub(super) const ROWS: &[Setting] = &[
         scope: Scope::Tcp,
         meaning: "The same where the peer is an engine of Mooncake.",
     },
+    Setting {
+        key: "tcp.relay",
+        variables: &[],
+        kind: Kind::Flag {
+            read: |values| values.is_relay,
+            write: |values, is_relay| values.is_relay = is_relay,
+        },
+        scope: Scope::Tcp,
+        meaning: "The engine is a relay: who may ask it reaches memory through it of all engines that it reaches \
+                  (docs/relay.md). It asks no relays itself.",
+    },
+    Setting {
+        key: "tcp.relay_connections",
+        variables: &[],
+        kind: Kind::Number {
+            least: 1,
+            most: 1024,
+            read: |values| values.relay.max_connections as u64,
+            write: |values, count| values.relay.max_connections = count as usize,
+        },
+        scope: Scope::Tcp,
+        meaning: "Connections of a relay at the same time, beside others; for each it has 1 MiB of memory from the \
+                  start.",
+    },
+    Setting {
+        key: "tcp.relay_segments",
+        variables: &[],
+        kind: Kind::Number {
+            least: 1,
+            most: 65_536,
+            read: |values| values.relay.max_segments as u64,
+            write: |values, count| values.relay.max_segments = count as usize,
+        },
+        scope: Scope::Tcp,
+        meaning: "Segments that a relay has ways to. Of those that nobody uses the oldest goes for another one.",
+    },
+    Setting {
+        key: "tcp.relay_timeout",
+        variables: &[],
+        kind: Kind::Time {
+            unit: Unit::Seconds,
+            least: Duration::from_millis(100),
+            most: Duration::from_secs(10),
+            read: |values| values.relay.timeout,
+            write: |values, time| values.relay.timeout = time,
+        },
+        scope: Scope::Tcp,
+        meaning: "How long a relay's transfers of up to 1 MiB may take.",
+    },
 ];
