@@ -114,7 +114,7 @@ fn verbs_over_packet_sockets() -> Result<()> {
 
 /// The tests of transfers for which the policy counts, once more with the other one: all but those of files and of
 /// `tcp` alone, of metadata servers, and those that choose policies themselves.
-const WITH_TENT: [&str; 25] = [
+const WITH_TENT: [&str; 26] = [
     "allocation",
     "config",
     "cut_links",
@@ -136,6 +136,7 @@ const WITH_TENT: [&str; 25] = [
     "rdma",
     "regions",
     "registration",
+    "relayed",
     "restart",
     "shm",
     "unmapped",

@@ -57,7 +57,7 @@ const NOT_RUN: &[NotRun] = &[
     NotRun { why: "the guest has no GPU", tests: &["cuda"] },
     NotRun {
         why: "the relay between the two ends passes what soft devices send, by addresses of its own",
-        tests: &["fail_over", "late", "other_transport"],
+        tests: &["fail_over", "late", "other_transport", "relayed"],
     },
     NotRun {
         why: "the partitions of devices are the fabric's: soft-RoCE has one",
