@@ -11,8 +11,8 @@ use millstream_metadata::{
     CallErrorKind, FileName, HostPort, StoreError, is_peer_to_peer, open_store,
 };
 use millstream_transfer::{
-    Config, InstallError, NewError, NvmeofConfig, RdmaConfig, Segment, SegmentError, Settings,
-    TransferEngine,
+    Config, InstallError, NewError, NvmeofConfig, RdmaConfig, RelayConfig, Segment, SegmentError,
+    Settings, TransferEngine,
 };
 use millstream_verbs::{DeviceError, Provider};
 use thiserror::Error;
@@ -78,6 +78,8 @@ pub(crate) struct Options<'a> {
     pub(crate) no_segmentation_offload: bool,
     /// With peers that do not answer, where the command says it.
     pub(crate) patience: Option<Duration>,
+    /// Who is asked for ways to segments to which nothing else leads.
+    pub(crate) relays: &'a [HostPort],
 }
 
 impl Options<'_> {
@@ -142,21 +144,25 @@ pub(crate) fn start(
         if protocols.contains(&Protocol::Nvmeof) {
             engine.install_nvmeof(NvmeofConfig::default())?;
         }
-        let install_tcp = || match protocols {
-            _ if !protocols.contains(&Protocol::Tcp) && !protocols.contains(&Protocol::Auto) => {
-                Ok(())
+        // Behind the others.
+        let install_last = || -> Result<(), InstallError> {
+            if protocols.contains(&Protocol::Tcp) || protocols.contains(&Protocol::Auto) {
+                engine.install_tcp(options.settings.tcp())?;
             }
-            // Behind the others.
-            _ => engine.install_tcp(options.settings.tcp()),
+            if options.relays.is_empty() {
+                return Ok(());
+            }
+            let relays = options.relays.iter().map(ToString::to_string).collect();
+            engine.install_relay(&RelayConfig { relays, ..RelayConfig::new(&[]) })
         };
         let Some(rdma) = &rdma else {
-            install_tcp()?;
+            install_last()?;
             return Ok(Started { engine, missing });
         };
         let rdma = RdmaConfig { addresses: addresses.to_vec(), ..rdma.clone() };
         match engine.install_rdma(rdma) {
             Ok(()) => {
-                install_tcp()?;
+                install_last()?;
                 return Ok(Started { engine, missing });
             }
             Err(InstallError::Open(DeviceError::Soft(error)))
@@ -335,7 +341,11 @@ fn open_patiently(
     let peer = match reach.bind.first() {
         Some(address) => *address,
         None => {
-            let name = find(segment, reach, settings)?;
+            let name = match reach.relay.first() {
+                // There may be no way to the segment itself.
+                Some(relay) => relay.clone(),
+                None => find(segment, reach, settings)?,
+            };
             let unresolved = |error| Unresolved { segment: segment.to_owned(), error };
             let mut addresses =
                 (name.host.as_str(), name.port).to_socket_addrs().map_err(unresolved)?;
@@ -347,8 +357,14 @@ fn open_patiently(
     };
     let no_segmentation_offload = reach.no_segmentation_offload;
     let metadata = &reach.metadata;
-    let options =
-        Options { settings, metadata, segment_name: None, no_segmentation_offload, patience };
+    let options = Options {
+        settings,
+        metadata,
+        segment_name: None,
+        no_segmentation_offload,
+        patience,
+        relays: &reach.relay,
+    };
     let Started { engine, missing } = start(&[protocol], &reach.bind, peer, &options)?;
     let opened = engine.open_segment(segment)?;
     if opened.buffers().is_empty() {

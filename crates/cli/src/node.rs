@@ -129,6 +129,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         segment_name: arguments.name.as_deref(),
         no_segmentation_offload: arguments.no_segmentation_offload,
         patience: None,
+        relays: &[],
     };
     let start = Instant::now();
     let until = start.checked_add(arguments.wait).unwrap_or(start);

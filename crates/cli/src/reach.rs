@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use millstream_metadata::HostPort;
 use millstream_transfer::{PolicyFile, PriorityLevel, SubmitOptions};
 
 use crate::failure::usage;
@@ -22,11 +23,14 @@ pub(crate) struct Reach {
     #[arg(long, value_name = "P", default_value = "auto")]
     pub(crate) protocol: String,
     /// Fail where bytes would move otherwise than by this path
-    #[arg(long, value_name = "PATH", value_parser = ["local", "shm", "rdma", "nvmeof", "tcp"])]
+    #[arg(long, value_name = "PATH", value_parser = ["local", "shm", "rdma", "nvmeof", "tcp", "relay"])]
     pub(crate) require: Option<String>,
     /// Local address, each an RDMA device [default: one that leads to the segment]
     #[arg(long, value_name = "IP")]
     pub(crate) bind: Vec<IpAddr>,
+    /// Ask this node, a relay, for a way to segments to which nothing else leads (docs/relay.md); may repeat
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) relay: Vec<HostPort>,
     /// Send every packet as its own datagram, as captures want it
     #[arg(long)]
     pub(crate) no_segmentation_offload: bool,

@@ -206,6 +206,7 @@ fn open_own(reach: &Reach, bytes: usize, memory: MemoryKind) -> anyhow::Result<(
         segment_name: None,
         no_segmentation_offload: reach.no_segmentation_offload,
         patience: None,
+        relays: &[],
     };
     let loopback = Ipv4Addr::LOCALHOST.into();
     let Started { engine, missing } =

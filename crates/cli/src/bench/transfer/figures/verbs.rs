@@ -26,6 +26,7 @@ pub(super) fn measure(reach: &Reach, turn: Duration, aims: &mut Vec<Aim>) -> any
         segment_name: None,
         no_segmentation_offload: reach.no_segmentation_offload,
         patience: None,
+        relays: &[],
     };
     let loopback = std::net::Ipv4Addr::LOCALHOST.into();
     let protocols = [engine::protocol(&reach.protocol)?];
