@@ -128,13 +128,17 @@ impl TentConfig {
 
     /// Whether a slice that is posted on a rail would leave room for higher priorities, where such come.
     fn leaves_room(&self, now: Instant, rail: &Rail, slice: &SliceInfo) -> bool {
+        // Mostly nothing of a higher one comes.
+        if !slice.yields {
+            return true;
+        }
         let bytes = rail.bytes_up_to(slice.level);
         // The present rate would be limited by what is allowed by it, and so would become ever less.
         let is_short = |rate: u64| {
             let allowed = u128::from(rate) * self.allowance(now, rail).as_nanos() / 1_000_000_000;
             u128::from(bytes) < allowed
         };
-        !slice.yields || bytes <= slice.length.into() || rail.peak_rate().is_some_and(is_short)
+        bytes <= slice.length.into() || rail.peak_rate().is_some_and(is_short)
     }
 
     /// What a level that leaves room may have in flight on a rail, in time.
@@ -149,11 +153,13 @@ impl TentConfig {
 
     /// Whether a rail that is not chosen is to be measured.
     fn is_to_be_probed(&self, now: Instant, rail: &Rail) -> bool {
+        // Where all rails are busy each slice asks.
+        if rail.slices_in_flight() > 0 {
+            return false;
+        }
         let idle = now.saturating_duration_since(rail.completed_at);
         let last = rail.measure.last();
-        rail.slices_in_flight() == 0
-            && idle
-                >= (last * PROBE_TIME).clamp(self.probe_interval, self.probe_interval * PROBE_TIME)
+        idle >= (last * PROBE_TIME).clamp(self.probe_interval, self.probe_interval * PROBE_TIME)
     }
 }
 
@@ -265,7 +271,7 @@ impl Policy for Tent {
                 return Pick::Post(rail);
             }
         } else if self.since_probe >= config.probe_share {
-            let probe = |_, id| room(id) && config.is_to_be_probed(now, rails.rail(id));
+            let probe = |_, id| config.is_to_be_probed(now, rails.rail(id)) && room(id);
             if let Some(rail) = class.next(probe) {
                 self.since_probe = 0;
                 return Pick::Post(rail);
