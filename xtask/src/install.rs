@@ -34,6 +34,8 @@ const FISH: Need = Need { program: "fish", package: "fish", reason: "tries our c
 const DPKG: Need = Need { program: "dpkg-deb", package: "dpkg", reason: "makes Debian packages" };
 const PERF: Need =
     Need { program: "perf", package: "linux-perf", reason: "says where processor time goes" };
+const VALGRIND: Need =
+    Need { program: "valgrind", package: "valgrind", reason: "counts instructions" };
 const ADDR2LINE: Need =
     Need { program: "addr2line", package: "binutils", reason: "says whose code an address is" };
 
@@ -131,6 +133,9 @@ pub(crate) const FOR_PACKAGE: &[Need] = &[DPKG];
 
 /// What `cargo xtask profile` needs.
 pub(crate) const FOR_PROFILE: &[Need] = &[PERF, ADDR2LINE];
+
+/// What `cargo xtask bench-instructions` needs.
+pub(crate) const FOR_INSTRUCTIONS: &[Need] = &[VALGRIND];
 
 /// What `cargo xtask interop` needs.
 pub(crate) const FOR_INTEROP: &[Need] = &[TSHARK, IP, QEMU];

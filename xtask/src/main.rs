@@ -18,6 +18,7 @@ mod package;
 mod process;
 mod profile;
 mod programs;
+mod scheduler;
 mod test;
 mod tidy;
 mod wheel;
@@ -67,11 +68,17 @@ usage: cargo xtask TASK
       status             NICs, addresses, rates, and what is cut
       down               end it, and all that runs in it
       bench              what several links give together, and what a cut costs
-      bench-policies     what classic and TENT make of links of unlike rates, and of one that changes
+      bench-policies     what classic and TENT make of links of unlike rates, of one that changes, and of small
+                         requests beside a stream
         --runs N           rounds (3)
-        --no-cuts          only rates
+        --no-cuts          only rates, and small requests
+        --mixed            only small requests
         --json             print one JSON object
       --name NAME        one of several labs
+  bench-instructions   instructions of a slice in the transfer engine's scheduler, for classic and TENT (--json)
+  bench-one-rail       the rate of TENT in parts of classic's over one rail, by turns
+      --turns N          pairs of runs (10)
+      --json             print one JSON object
   profile [OPTIONS]    where the processor time of a gigabyte goes, by perf, for both ends of `bench rdma`
       --size S           bytes of a message (64KiB)
       --op O             write, read or send (write)
@@ -119,6 +126,14 @@ fn main() -> ExitCode {
         ("lab", options) => match lab::Options::parse(options) {
             Ok(options) => lab::run(&options),
             Err(error) => return usage(&format!("{error:#}")),
+        },
+        ("bench-instructions", options) => match scheduler::Options::parse(options) {
+            Ok(options) => scheduler::instructions(&options),
+            Err(error) => return usage(&format!("bench-instructions: {error:#}")),
+        },
+        ("bench-one-rail", options) => match scheduler::Options::parse(options) {
+            Ok(options) => scheduler::one_rail(&options),
+            Err(error) => return usage(&format!("bench-one-rail: {error:#}")),
         },
         ("profile", options) => match profile::Options::parse(options) {
             Ok(options) => profile::run(&options),

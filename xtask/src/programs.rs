@@ -102,6 +102,18 @@ pub(crate) fn example(name: &str) -> Result<PathBuf> {
     build(&["build", "--workspace", "--example", name], name)
 }
 
+/// An example of `millstream-transfer-core`, optimized. The package has next to no dependencies.
+pub(crate) fn fast_core_example(name: &str) -> Result<PathBuf> {
+    let package = "millstream-transfer-core";
+    build(&["build", "--release", "--package", package, "--example", name], name)
+}
+
+/// An example of `millstream-transfer`, optimized.
+pub(crate) fn fast_transfer_example(name: &str) -> Result<PathBuf> {
+    let package = "millstream-transfer";
+    build(&["build", "--release", "--package", package, "--example", name], name)
+}
+
 fn build(arguments: &[&str], target: &str) -> Result<PathBuf> {
     messages(arguments)?
         .lines()
