@@ -98,8 +98,8 @@ fn print(machine: &Machine, rows: &[Value], cuts: &[Value]) {
 /// Two hosts, and a node at `b` with all its addresses.
 pub(super) struct Site {
     pub(super) node: Process,
-    segment: String,
-    locals: Vec<IpAddr>,
+    pub(super) segment: String,
+    pub(super) locals: Vec<IpAddr>,
     /// After the processes in it.
     pub(super) lab: Lab,
     program: std::path::PathBuf,

@@ -6,6 +6,7 @@
 mod bench;
 mod cuts;
 mod figures;
+mod mixed;
 mod options;
 mod policies;
 

@@ -33,13 +33,15 @@ pub(super) struct BenchOptions {
     pub(super) runs: usize,
     /// Whether links are cut, too.
     pub(super) cuts: bool,
+    /// Nothing but small requests beside a stream.
+    pub(super) only_mixed: bool,
     pub(super) json: bool,
 }
 
 impl Options {
     pub(crate) fn parse(arguments: &[String]) -> Result<Self> {
         let mut name = "lab".to_owned();
-        let mut bench = BenchOptions { runs: 3, cuts: true, json: false };
+        let mut bench = BenchOptions { runs: 3, cuts: true, only_mixed: false, json: false };
         let mut how = Cut::Down;
         let mut words: Vec<&str> = Vec::new();
         let mut command = None;
@@ -52,6 +54,7 @@ impl Options {
                 "--silent" => how = Cut::Silent,
                 "--runs" => bench.runs = value()?.parse().context("--runs")?,
                 "--no-cuts" => bench.cuts = false,
+                "--mixed" => bench.only_mixed = true,
                 "--json" => bench.json = true,
                 "--" => {
                     command = Some(rest.by_ref().cloned().collect::<Vec<_>>());
@@ -65,7 +68,7 @@ impl Options {
             (["hold", file], None) => Task::Hold(file.into()),
             (["down"], None) => Task::Down,
             (["status"], None) => Task::Status,
-            (["bench"], None) if bench.runs > 0 => Task::Bench(bench),
+            (["bench"], None) if bench.runs > 0 && !bench.only_mixed => Task::Bench(bench),
             (["bench-policies"], None) if bench.runs > 0 => Task::BenchPolicies(bench),
             (["exec", host], Some(command)) if !command.is_empty() => {
                 Task::Exec { host: (*host).to_owned(), command }
@@ -130,7 +133,17 @@ mod tests {
             (
                 "bench --runs 5 --no-cuts",
                 "lab",
-                Task::Bench(BenchOptions { runs: 5, cuts: false, json: false }),
+                Task::Bench(BenchOptions { runs: 5, cuts: false, only_mixed: false, json: false }),
+            ),
+            (
+                "bench-policies --mixed --json",
+                "lab",
+                Task::BenchPolicies(BenchOptions {
+                    runs: 3,
+                    cuts: true,
+                    only_mixed: true,
+                    json: true,
+                }),
             ),
         ] {
             assert_eq!(parse(line).unwrap(), Options { name: name.to_owned(), task }, "{line}");
@@ -149,6 +162,7 @@ mod tests {
             "exec a --",
             "exec -- ls",
             "bench --runs 0",
+            "bench --mixed",
             "down --name",
             "status --fast",
         ] {

@@ -1,6 +1,6 @@
 //! `cargo xtask lab bench-policies`: classic and TENT over four links of 400, 200, 100 and 100 Mbit/s.
 //!
-//! First what each carries; then a stream of batches during which the fastest link becomes slow, is as it was, is cut
+//! First requests of 64 KiB beside a bulk stream, and what each carries; then a stream of batches during which the fastest link becomes slow, is as it was, is cut
 //! without a word, and is restored. Rates are those of the receiving NICs' counters.
 
 use std::process::Stdio;
@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use super::bench::{BLOCKS, Process, Site};
 use super::figures::{self, Sample};
+use super::mixed::Mixed;
 use super::options::BenchOptions;
 use crate::machine::Machine;
 use crate::programs;
@@ -49,9 +50,14 @@ pub(super) fn run(options: &BenchOptions) -> Result<()> {
     let program = program.canonicalize().context("cannot find millstream")?;
     let machine = Machine::here()?;
     let (mut rates, mut streams) = (Vec::new(), Vec::new());
+    let mut mixed = Mixed::new()?;
     for _ in 0..options.runs {
         for (policy, tent) in POLICIES {
             let site = || Site::new(&program, PLAN, &[("MC_USE_TENT", tent)]);
+            mixed.measure(&site()?, policy)?;
+            if options.only_mixed {
+                continue;
+            }
             let steady = site()?;
             for op in ["write", "read"] {
                 for block in BLOCKS {
@@ -70,7 +76,7 @@ pub(super) fn run(options: &BenchOptions) -> Result<()> {
     }
     let mut rows = Vec::new();
     for op in ["write", "read"] {
-        for block in BLOCKS {
+        for block in BLOCKS.into_iter().filter(|_| !options.only_mixed) {
             for (policy, _) in POLICIES {
                 let of = rates.iter().filter(|rate| rate.0 == (op, block, policy));
                 let rate = figures::median(of.map(|rate| rate.1).collect());
@@ -82,11 +88,18 @@ pub(super) fn run(options: &BenchOptions) -> Result<()> {
         }
     }
     if options.json {
-        println!("{}", json!({ "machine": machine.to_json(), "rates": rows, "streams": streams }));
+        let (machine, mixed) = (machine.to_json(), mixed.to_json());
+        let report =
+            json!({ "machine": machine, "rates": rows, "streams": streams, "mixed": mixed });
+        println!("{report}");
         return Ok(());
     }
     println!("{machine}");
-    println!("{:6} {:>6} {:8} {:>7} {:>7}", "op", "block", "policy", "Mbit/s", "of all");
+    mixed.print();
+    if options.only_mixed {
+        return Ok(());
+    }
+    println!("\n{:6} {:>6} {:8} {:>7} {:>7}", "op", "block", "policy", "Mbit/s", "of all");
     for row in &rows {
         let text = |field: &str| row[field].as_str().unwrap_or("?").to_owned();
         let number = |field: &str| row[field].as_f64().unwrap_or(f64::NAN);
