@@ -464,9 +464,15 @@ pub enum SegmentError {
         /// The segment's name.
         name: String,
         /// Why not from here.
-        error: StoreError,
+        error: Box<StoreError>,
         /// What each relay has said.
         relays: String,
+    },
+    /// Another process has its name now. A relay's way to a segment is for one start of its process.
+    #[error("the process of segment {name:?} was restarted, and what it held is lost")]
+    Restarted {
+        /// The segment's name.
+        name: String,
     },
     /// There is no open segment of this number.
     #[error("segment {0:?} is not open")]
@@ -483,7 +489,9 @@ impl SegmentError {
     /// The number of the C API.
     pub fn code(&self) -> i32 {
         match self {
-            Self::Store { error, .. } | Self::NotRelayed { error, .. } => store_code(error),
+            Self::Store { error, .. } => store_code(error),
+            Self::NotRelayed { error, .. } => store_code(error),
+            Self::Restarted { .. } => code::METADATA,
             Self::Unknown(_) => code::INVALID_ARGUMENT,
             Self::TooMany { .. } => code::TOO_MANY_REQUESTS,
         }

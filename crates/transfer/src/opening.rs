@@ -79,7 +79,8 @@ impl Inner {
         Ok(Segment { open })
     }
 
-    /// Opens a segment once more for itself, which nobody finds by its name. No relay is asked.
+    /// Opens a segment once more for itself, which nobody finds by its name. No relay is asked. It never becomes that of
+    /// another start of its process: who has its addresses means this one.
     pub(crate) fn open_aside(&self, name: &str) -> Result<Arc<OpenSegment>, SegmentError> {
         let open = self.segments.insert_aside(name, self.descriptor(name)?)?;
         self.prepare(&open);
@@ -108,6 +109,9 @@ impl Inner {
             }
             None => (self.descriptor(&open.name)?, None),
         };
+        if open.is_bound() && descriptor.incarnation != open.descriptor().incarnation {
+            return Err(SegmentError::Restarted { name: open.name.clone() });
+        }
         open.set_way(way);
         open.replace_descriptor(descriptor, |descriptor| self.tell_transports(open, descriptor));
         Ok(())
@@ -149,7 +153,44 @@ impl Inner {
 /// The same, and what relays have said.
 fn not_relayed(error: SegmentError, relays: String) -> SegmentError {
     match error {
-        SegmentError::Store { name, error } => SegmentError::NotRelayed { name, error, relays },
+        SegmentError::Store { name, error } => {
+            SegmentError::NotRelayed { name, error: Box::new(error), relays }
+        }
         other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Config, TcpConfig};
+
+    #[test]
+    fn what_was_opened_aside_stays_that_of_one_start() {
+        let at = |last| [127, 98, std::process::id() as u8, last].into();
+        let start = |listen| {
+            let engine = TransferEngine::new(Config { listen, ..Config::new(at(1)) }).unwrap();
+            engine.install_tcp(TcpConfig::default()).unwrap();
+            engine
+        };
+        let target = start((at(1), 0).into());
+        let (name, listen) = (target.name().to_owned(), target.listening_at());
+        let engine = TransferEngine::new(Config::new(at(2))).unwrap();
+        let inner = &engine.inner;
+        let aside = inner.open_aside(&name).unwrap();
+        let first = aside.descriptor().incarnation;
+        assert!(inner.refresh(&aside).is_ok() && inner.segments.by_name(&name).is_none());
+        let open = inner.open_segment(&name).unwrap().open;
+        drop(target);
+        let _again = start(listen);
+        for _ in 0..2 {
+            let refused = inner.refresh(&aside);
+            assert!(matches!(refused, Err(SegmentError::Restarted { .. })), "{refused:?}");
+            assert_eq!(aside.descriptor().incarnation, first);
+        }
+        // Closing it closes no other one.
+        inner.close_aside(&aside);
+        inner.refresh(&open).unwrap();
+        assert!(open.descriptor().incarnation != first && inner.segments.by_name(&name).is_some());
     }
 }

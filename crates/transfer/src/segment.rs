@@ -69,6 +69,8 @@ pub(crate) struct OpenSegment {
     /// Its process was found through a relay, and the way there.
     relayed: AtomicBool,
     way: Mutex<Option<Way>>,
+    /// It stays that of one start of its process.
+    bound: bool,
 }
 
 /// A version of a segment's descriptor, and the order of its buffers in memory.
@@ -241,7 +243,13 @@ impl OpenSegment {
             traffic: Traffic::default(),
             relayed: AtomicBool::new(false),
             way: Mutex::new(None),
+            bound: false,
         }
+    }
+
+    /// Whether it must not become that of another start of its process.
+    pub(crate) const fn is_bound(&self) -> bool {
+        self.bound
     }
 
     /// Whether its process was found through a relay, and not from here: no other transport leads there.
@@ -413,19 +421,20 @@ impl SegmentTable {
         if let Some(open) = inner.by_name.get(name).and_then(|id| inner.by_id.get(id)) {
             return Ok(Arc::clone(open));
         }
-        let open = inner.add(name, descriptor)?;
+        let open = inner.add(name, descriptor, false)?;
         open.set_way(way);
         inner.by_name.insert(name.to_owned(), open.id);
         Ok(open)
     }
 
-    /// Adds a segment that is not found by its name, beside one that may have it.
+    /// Adds a segment that is not found by its name, beside one that may have it. It stays that of one start of its
+    /// process.
     pub(crate) fn insert_aside(
         &self,
         name: &str,
         descriptor: SegmentDesc,
     ) -> Result<Arc<OpenSegment>, SegmentError> {
-        self.inner.write().unwrap_or_else(PoisonError::into_inner).add(name, descriptor)
+        self.inner.write().unwrap_or_else(PoisonError::into_inner).add(name, descriptor, true)
     }
 
     /// Removes a segment other than the engine's own.
@@ -447,13 +456,14 @@ impl Inner {
         &mut self,
         name: &str,
         descriptor: SegmentDesc,
+        bound: bool,
     ) -> Result<Arc<OpenSegment>, SegmentError> {
         if self.by_id.len() >= MAX_SEGMENTS || self.next == u32::MAX {
             return Err(SegmentError::TooMany { limit: MAX_SEGMENTS });
         }
         let id = SegmentId(self.next);
         self.next += 1;
-        let open = Arc::new(OpenSegment::new(id, name, descriptor));
+        let open = Arc::new(OpenSegment { bound, ..OpenSegment::new(id, name, descriptor) });
         self.by_id.insert(id, Arc::clone(&open));
         Ok(open)
     }

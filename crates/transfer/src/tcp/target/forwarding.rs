@@ -19,8 +19,8 @@ use crate::task::TaskHandle;
 use crate::tcp::message::{Fault, Header, Piece as Named, Purpose, add_up};
 use crate::tcp::pieces::{Piece, Pieces};
 use crate::{
-    FailureReason, Opcode, SubmitError, SubmitOptions, TransferRequest, TransferState,
-    TransferStatus,
+    FailureReason, Opcode, SegmentError, SubmitError, SubmitOptions, TransferRequest,
+    TransferState, TransferStatus,
 };
 
 /// How long the end of transfers is waited for at a time. They have deadlines.
@@ -215,7 +215,12 @@ fn tell(passage: &Passage<'_>, batch: &Batch, status: &TransferStatus) {
 
 /// Whether addresses of the segment mean nothing any more.
 const fn is_of_another(error: &SubmitError) -> bool {
-    matches!(error, SubmitError::Restarted { .. } | SubmitError::UnknownSegment { .. })
+    matches!(
+        error,
+        SubmitError::Restarted { .. }
+            | SubmitError::Refresh(SegmentError::Restarted { .. })
+            | SubmitError::UnknownSegment { .. }
+    )
 }
 
 /// What an initiator is told of that.
@@ -261,5 +266,7 @@ mod tests {
         assert_eq!(refusal(&SubmitError::ShutDown), Fault::NotRelayed);
         let unknown = SubmitError::UnknownSegment { index, segment: SegmentId(7) };
         assert!(is_of_another(&unknown) && !is_of_another(&error));
+        let restarted = SegmentError::Restarted { name: "a".to_owned() };
+        assert!(is_of_another(&SubmitError::Refresh(restarted)));
     }
 }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use millstream_metadata::RelayedDesc;
 
+use crate::SegmentError;
 use crate::engine::Inner;
 use crate::memory::LocalMemory;
 use crate::path::Place;
@@ -128,12 +129,15 @@ impl Relay {
         let known = match self.known(name) {
             None => None,
             Some((number, way)) => {
-                let before = way.segment.descriptor().incarnation;
-                engine.refresh(&way.segment).map_err(|error| error.to_string())?;
                 // What was asked of the one before is nothing to another process.
-                let is_same = way.segment.descriptor().incarnation == before;
+                let is_same = match engine.refresh(&way.segment) {
+                    Ok(()) => true,
+                    Err(SegmentError::Restarted { .. }) => false,
+                    Err(error) => return Err(error.to_string()),
+                };
                 if !is_same {
-                    lock(&self.ways).remove(&number);
+                    let gone = lock(&self.ways).remove(&number);
+                    drop(gone);
                 }
                 is_same.then_some((number, way))
             }
