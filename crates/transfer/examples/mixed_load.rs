@@ -149,13 +149,11 @@ impl Way {
 
     fn print(&mut self) {
         let rate = self.bytes as f64 / self.time.as_secs_f64() / 1e9;
+        let [p50, p99, most] = [500, 990, 1000].map(|part| self.quantile(part));
         println!(
-            "{:<26} {:>7} requests, p50 {:>8.3} ms, p99 {:>8.3} ms, most {:>8.3} ms; stream {rate:.2} GB/s",
+            "{:<26} {:>7} requests, p50 {p50:>8.3} ms, p99 {p99:>8.3} ms, most {most:>8.3} ms; stream {rate:.2} GB/s",
             self.name,
             self.took.len(),
-            self.quantile(500),
-            self.quantile(990),
-            self.quantile(1000),
         );
     }
 }
@@ -178,12 +176,13 @@ fn towards(arguments: &[String]) -> Result<(), Failure> {
     let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
     let initiator = engine(way.policy, &addresses)?;
     way.measure(&initiator, segment, time, depth.parse::<usize>()?.max(1))?;
+    let [p50, p99, most] = [500, 990, 1000].map(|part| way.quantile(part));
     let said = serde_json::json!({
         "policy": way.name,
         "requests": way.took.len(),
-        "p50_ms": way.quantile(500),
-        "p99_ms": way.quantile(990),
-        "most_ms": way.quantile(1000),
+        "p50_ms": p50,
+        "p99_ms": p99,
+        "most_ms": most,
         "stream_mbit_per_s": way.bytes as f64 * 8e-6 / way.time.as_secs_f64(),
     });
     println!("{said}");
