@@ -183,6 +183,12 @@ pub(crate) trait Transport: Send + Sync {
         0
     }
 
+    /// How often threads looked before they slept, or in place of that, and how often they slept, while they waited for its
+    /// connections.
+    fn polls(&self) -> (u64, u64) {
+        (0, 0)
+    }
+
     /// Adds its rails and devices.
     fn observe(&self, _metrics: &mut Metrics) {}
 

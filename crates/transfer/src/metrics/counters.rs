@@ -271,6 +271,8 @@ impl Counters {
             written_bytes: bytes(Opcode::Write),
             retransmissions: 0,
             connections_served: 0,
+            busy_polls: 0,
+            sleeps: 0,
             stages,
         }
     }

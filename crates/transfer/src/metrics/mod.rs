@@ -64,6 +64,13 @@ pub struct TransportMetrics {
     pub retransmissions: u64,
     /// Connections of peers that are served now.
     pub connections_served: u64,
+    /// How often threads that waited for its connections looked for a while before they slept, or in place of that: of
+    /// `tcp` (`tcp.busy_poll`).
+    #[serde(default)]
+    pub busy_polls: u64,
+    /// How often they slept, or would have if nothing had come by then.
+    #[serde(default)]
+    pub sleeps: u64,
     /// How long requests took that were COMPLETED.
     pub stages: Stages,
 }
@@ -285,9 +292,12 @@ impl TransferEngine {
         for transport in inner.transports() {
             let index = NAMES.iter().position(|name| *name == transport.name());
             let Some(index) = index else { continue };
+            let (busy_polls, sleeps) = transport.polls();
             metrics.transports.push(TransportMetrics {
                 retransmissions: transport.retransmissions(),
                 connections_served: transport.connections_served() as u64,
+                busy_polls,
+                sleeps,
                 ..counters.transport(index)
             });
             transport.observe(&mut metrics);

@@ -171,6 +171,20 @@ impl Metric {
                 |metrics, to| to.transports(metrics, |it| it.connections_served),
             ),
             metric(
+                Counter,
+                "millstream_busy_polls_total",
+                &["transport"],
+                "How often threads that waited for connections of tcp looked for a while before they slept, or in place of that.",
+                |metrics, to| to.transports(metrics, |it| it.busy_polls),
+            ),
+            metric(
+                Counter,
+                "millstream_sleeps_total",
+                &["transport"],
+                "How often they slept, or would have if nothing had come by then.",
+                |metrics, to| to.transports(metrics, |it| it.sleeps),
+            ),
+            metric(
                 Histogram,
                 "millstream_request_duration_seconds",
                 &["transport"],

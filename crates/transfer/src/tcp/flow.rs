@@ -111,6 +111,11 @@ impl Flow {
         (&mut self.counters, self.in_flight)
     }
 
+    /// Of messages that were posted and have not ended.
+    pub(super) const fn bytes_under_way(&self) -> u64 {
+        self.in_flight.1
+    }
+
     /// Takes a task; its name.
     pub(super) fn push(
         &mut self,

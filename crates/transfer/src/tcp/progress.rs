@@ -13,7 +13,9 @@ use std::time::{Duration, Instant};
 
 use millstream_net::{PollSet, Sleeper, Waiters};
 
+use super::busy_poll::{BusyPoll, Polling, Wait};
 use super::ended::Ended;
+use super::message::MAX_DATA;
 use super::peer::Peer;
 
 /// How often who leads looks what is to end.
@@ -72,9 +74,35 @@ struct Leader {
     /// Those that have something to do, while they are looked at.
     busy: Vec<Arc<Peer>>,
     ticked: Option<Instant>,
+    /// For how long the streams are looked at before a sleep.
+    busy_poll: BusyPoll,
+}
+
+impl Leader {
+    /// Looks at the streams for as long as that may be of use; whether there is no need to sleep.
+    fn look(&mut self, wait: &mut Wait, soon: Duration, ends: impl Fn() -> bool) -> bool {
+        while self.busy_poll.looks(wait) {
+            if self.set.look().is_err() {
+                return false;
+            }
+            if self.is_any_ready() || ends() || wait.left_of(soon).is_zero() {
+                return true;
+            }
+        }
+        false
+    }
+
+    fn is_any_ready(&self) -> bool {
+        (0..self.watched.len()).any(|index| self.set.ready(index) != (false, false))
+    }
 }
 
 impl Progress {
+    pub(super) fn new(polling: &Arc<Polling>) -> Self {
+        let leader = Leader { busy_poll: BusyPoll::new(polling), ..Leader::default() };
+        Self { seat: Mutex::new(leader), ..Self::default() }
+    }
+
     fn peers(&self) -> MutexGuard<'_, Vec<Arc<Peer>>> {
         self.peers.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -193,7 +221,7 @@ impl Progress {
             }
             if let Some(seat) = self.seat() {
                 self.led.fetch_add(1, Ordering::SeqCst);
-                self.lead(seat, &sleeper, over, left);
+                self.lead(seat, &sleeper, true, over, left);
                 continue;
             }
             let following = sleeper.enter(&self.followers);
@@ -229,11 +257,12 @@ impl Progress {
         }
     }
 
-    /// Sleeps and works until it is `over`.
+    /// Sleeps and works until it is `over`. Where a thread of the application waits for that, it looks before it sleeps.
     fn lead(
         &self,
         mut seat: MutexGuard<'_, Leader>,
         sleeper: &Sleeper,
+        is_awaited: bool,
         over: impl Fn() -> bool,
         left: impl Fn() -> Duration,
     ) {
@@ -244,11 +273,20 @@ impl Progress {
             if over() {
                 break;
             }
-            let soon = self.gather(&mut seat);
-            let stay = || self.version.load(Ordering::SeqCst) != version;
-            if sleeper.sleep(&mut seat.set, left().min(soon), stay).is_err() {
-                // The kernel lacks memory.
-                thread::sleep(BLIND);
+            let (soon, is_apart) = self.gather(&mut seat);
+            let changed = || self.version.load(Ordering::SeqCst) != version;
+            let mut wait = is_awaited.then(|| seat.busy_poll.begin(is_apart));
+            let ends = || over() || changed();
+            if !wait.as_mut().is_some_and(|wait| seat.look(wait, soon, ends)) {
+                let soon = wait.as_ref().map_or(soon, |wait| wait.left_of(soon));
+                if sleeper.sleep(&mut seat.set, left().min(soon), changed).is_err() {
+                    // The kernel lacks memory.
+                    thread::sleep(BLIND);
+                }
+            }
+            if let Some(wait) = wait {
+                let came = seat.is_any_ready();
+                seat.busy_poll.end(&wait, came);
             }
             self.work(&mut seat);
         }
@@ -263,15 +301,19 @@ impl Progress {
         self.followers.wake();
     }
 
-    /// Finds what is to be waited for; how long at the most.
-    fn gather(&self, leader: &mut Leader) -> Duration {
+    /// Finds what is to be waited for; how long at the most, and whether for a stream of data, of which as much is under way
+    /// as a message can have, or for no stream of bytes at all.
+    fn gather(&self, leader: &mut Leader) -> (Duration, bool) {
         let Leader { set, watched, streams, .. } = leader;
         set.clear();
         watched.clear();
         streams.clear();
-        let mut soon = TICK;
+        let (mut soon, mut under_way) = (TICK, 0);
         for peer in self.peers().iter() {
-            let deadline = peer.flow().next_deadline();
+            let flow = peer.flow();
+            let deadline = flow.next_deadline();
+            under_way += flow.bytes_under_way();
+            drop(flow);
             if let Some(deadline) = deadline {
                 soon = soon.min(deadline.saturating_duration_since(Instant::now()));
             }
@@ -282,7 +324,7 @@ impl Progress {
                 }
             }
         }
-        soon
+        (soon, under_way >= MAX_DATA || watched.is_empty())
     }
 
     /// Works on what is ready.
@@ -338,7 +380,7 @@ impl Progress {
             if let Some(seat) = self.seat() {
                 let over =
                     || self.wanted.load(Ordering::SeqCst) || !self.is_busy() || self.own().stopping;
-                self.lead(seat, &sleeper, over, || Duration::MAX);
+                self.lead(seat, &sleeper, false, over, || Duration::MAX);
             }
         }
     }

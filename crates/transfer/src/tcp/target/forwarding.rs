@@ -109,7 +109,7 @@ pub(super) fn serve(
         }
         let (engine, memory) = passage.staging().ok_or_else(ended)?;
         stage(&named, (passage.address(), &memory), &mut pieces);
-        input.begun();
+        input.begun(header.length);
         if opcode == Opcode::Write {
             input.receive(&mut pieces)?;
         }

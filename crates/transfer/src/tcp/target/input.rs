@@ -3,6 +3,7 @@
 use std::io::{self, Read};
 use std::net::TcpStream;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use millstream_metadata::Connection as Accepted;
@@ -11,7 +12,9 @@ use millstream_net::stream::{Readiness, wait_for_stream};
 use super::LOOK;
 use super::Output;
 use super::pace::Pace;
+use crate::tcp::busy_poll::{BusyPoll, Polling};
 use crate::tcp::line::{Checked, Layer, Line};
+use crate::tcp::message::MAX_DATA;
 use crate::tcp::pieces::{Pieces, STAGED};
 
 /// Bytes that are received at once where a header may begin: with it a small request comes whole. More of a large
@@ -36,10 +39,19 @@ pub(super) struct Input<'a> {
     holds: bool,
     /// Where no request comes for so long, the stream is over.
     idle: Option<Duration>,
+    /// For how long requests are looked for, and data of those that have begun.
+    requests: BusyPoll,
+    data: BusyPoll,
+    /// The last request has as much data as a message can have: it is of a longer transfer, as far as one can tell here.
+    is_of_stream: bool,
 }
 
 impl<'a> Input<'a> {
-    pub(super) fn new(accepted: &'a Accepted, layer: Option<Layer>) -> Self {
+    pub(super) fn new(
+        accepted: &'a Accepted,
+        layer: Option<Layer>,
+        polling: &Arc<Polling>,
+    ) -> Self {
         let stage = vec![0; STAGE].into_boxed_slice();
         Self {
             accepted,
@@ -51,6 +63,9 @@ impl<'a> Input<'a> {
             pace: Pace::new(0),
             holds: false,
             idle: None,
+            requests: BusyPoll::new(polling),
+            data: BusyPoll::new(polling),
+            is_of_stream: false,
         }
     }
 
@@ -87,10 +102,17 @@ impl<'a> Input<'a> {
         let mut pace = None;
         if self.start == self.end {
             let since = Instant::now();
+            let mut wait = self.requests.begin(self.is_of_stream);
             loop {
-                match self.fill() {
+                if self.line.is_amid_record() {
+                    wait.stop_looking();
+                }
+                let looks = self.requests.looks(&mut wait);
+                let filled = if looks { self.fill_by(Line::receive) } else { self.fill() };
+                match filled {
                     Ok(0) => return Ok(None),
                     Ok(_) => break,
+                    Err(error) if looks && is_pause(&error) => {}
                     // The time of a request begins with that of the record that it is in.
                     Err(error) if is_pause(&error) && self.line.is_amid_record() => {
                         pace.get_or_insert_with(|| Pace::new(0)).check()?;
@@ -105,13 +127,16 @@ impl<'a> Input<'a> {
                     Err(error) => return Err(error),
                 }
             }
+            self.requests.end(&wait, true);
         }
         self.pace = pace.unwrap_or_else(|| Pace::new(0));
         self.bytes().map(Some)
     }
 
-    /// All of a request has come but its data, and it makes sense: until its end nobody else gets the place.
-    pub(super) fn begun(&mut self) {
+    /// All of a request has come but its data, of this length, and it makes sense: until its end nobody else gets the
+    /// place.
+    pub(super) fn begun(&mut self, length: u64) {
+        self.is_of_stream = length >= MAX_DATA;
         if !std::mem::replace(&mut self.holds, true) {
             self.accepted.heard();
         }
@@ -163,7 +188,7 @@ impl<'a> Input<'a> {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(count) => pace.moved(count),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    wait_for_stream(stream.as_fd(), Readiness::Readable, LOOK)?;
+                    self.wait_for_data()?;
                     pace.check()?;
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -174,6 +199,21 @@ impl<'a> Input<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Waits until something comes, up to [`LOOK`].
+    fn wait_for_data(&mut self) -> io::Result<()> {
+        let stream = self.stream().as_fd();
+        let mut wait = self.data.begin(self.is_of_stream);
+        loop {
+            let looks = self.data.looks(&mut wait);
+            let time = if looks { Duration::ZERO } else { LOOK };
+            let came = wait_for_stream(stream, Readiness::Readable, time)?;
+            if came || !looks {
+                self.data.end(&wait, came);
+                return Ok(());
+            }
+        }
     }
 
     /// Throws away what still comes, for a moment: who closes a connection with bytes that were not read takes
@@ -215,6 +255,13 @@ impl<'a> Input<'a> {
 
     /// Receives what comes, and waits for it up to [`LOOK`].
     fn fill(&mut self) -> io::Result<usize> {
+        self.fill_by(Line::read)
+    }
+
+    fn fill_by(
+        &mut self,
+        receive: impl FnOnce(&mut Line, &TcpStream, &mut [u8]) -> io::Result<usize>,
+    ) -> io::Result<usize> {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
         } else if self.start > 0 {
@@ -223,7 +270,7 @@ impl<'a> Input<'a> {
             self.start = 0;
         }
         let stream = self.stream();
-        match self.line.read(stream, &mut self.stage[self.end..]) {
+        match receive(&mut self.line, stream, &mut self.stage[self.end..]) {
             Ok(count) => {
                 self.end += count;
                 Ok(count)

@@ -1,6 +1,7 @@
 //! The side that has memory: it does the requests of initiators.
 //!
-//! Each connection has a thread, which sleeps in a call that receives: a request costs no hand-off. The first bytes
+//! Each connection has a thread, which looks for a request for a while, and then sleeps in a call that receives: a
+//! request costs no hand-off. The first bytes
 //! say which framing a connection has.
 
 mod forwarding;
@@ -25,6 +26,7 @@ use self::input::Input;
 use self::pace::{PATIENCE, Pace};
 pub(super) use self::passage::Relay;
 use self::registry::Registry;
+use super::busy_poll::Polling;
 use super::line::{Layer, Line};
 use super::message::Hello;
 use super::original::{REQUEST_LENGTH, Request};
@@ -48,6 +50,7 @@ pub(super) struct Shared {
     gate: Option<Gate>,
     /// Ways to the segments of others, where this process is a relay.
     relay: OnceLock<Relay>,
+    polling: Arc<Polling>,
 }
 
 impl Shared {
@@ -77,11 +80,12 @@ impl Target {
         memory: Arc<Memory>,
         incarnation: u64,
         gate: Option<Gate>,
+        polling: Arc<Polling>,
     ) -> io::Result<Self> {
         let config =
             AcceptorConfig { max_connections, silence_allowed: Duration::from_millis(250) };
         let (registry, relay) = (Registry::default(), OnceLock::new());
-        let shared = Shared { memory, incarnation, registry, gate, relay };
+        let shared = Shared { memory, incarnation, registry, gate, relay, polling };
         let shared = Arc::new(shared);
         let all = Arc::clone(&shared);
         let serve = move |accepted: &Accepted| {
@@ -127,7 +131,7 @@ fn serve(accepted: &Accepted, shared: &Shared) -> io::Result<()> {
     SockRef::from(stream).set_tcp_keepalive(&keep_alive)?;
     let layer = session.map(|session| Layer::Tls(Box::new(session)));
     let is_tls = layer.is_some();
-    let mut input = Input::new(accepted, layer);
+    let mut input = Input::new(accepted, layer, &shared.polling);
     let Some(first) = input.header::<REQUEST_LENGTH>()? else { return Ok(()) };
     if Hello::begins(&first) {
         return numbered::serve(input, shared, &first);

@@ -45,7 +45,7 @@ pub(super) fn serve(
             return Ok(());
         }
     };
-    input.begun();
+    input.begun(0);
     if let Some(Ok(passage)) = passage {
         return forwarding::serve(input, shared, hello.connection, &passage, &registered);
     }
@@ -62,7 +62,7 @@ pub(super) fn serve(
             Purpose::Fence => answer_fence(&mut input, shared, hello.connection, id, &mut answer)?,
             Purpose::Move(opcode) => {
                 read_pieces(&mut input, shared, &header, &mut pieces)?;
-                input.begun();
+                input.begun(header.length);
                 match opcode {
                     Opcode::Write => {
                         input.receive(&mut pieces)?;
@@ -87,7 +87,7 @@ pub(super) fn answer_fence(
     answer: &mut Vec<u8>,
 ) -> io::Result<()> {
     let connection = Named::parse(&input.bytes()?).number();
-    input.begun();
+    input.begun(0);
     let ended = connection != own && shared.registry.fence(connection);
     answer.extend_from_slice(&Answer::Ended { id, faults: u32::from(!ended) }.emit());
     if !ended {

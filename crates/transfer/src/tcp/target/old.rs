@@ -41,7 +41,7 @@ fn do_one(
     let Some(memory) = memory else {
         return refuse(input.output(), version);
     };
-    input.begun();
+    input.begun(length);
     pieces.clear(true);
     pieces.push(Piece { memory: Some(memory), address, length, fault: None });
     let status: &[u8] = if version == Version::Two { &Status::Done.emit() } else { &[] };

@@ -1,0 +1,220 @@
+//! Who waits for a connection looks at it for a while before it sleeps.
+//!
+//! To sleep and be woken takes as long as the rest of a short request, at either end. To look takes a processor. So who
+//! waits looks only where that was of use: the window, for how long it looks, grows from nothing while waits are
+//! short, and shrinks to nothing where they are not, as that of `halt_poll_ns` does in the kernel's KVM.
+
+use std::hint;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// A wait that is longer than the longest window by no more than this may be short once nobody sleeps: two threads are woken in
+/// turn, and each takes some 10 to 50 us.
+const SLACK: Duration = Duration::from_micros(100);
+
+/// The first window is this part of the longest.
+const FIRST_PART: u32 = 4;
+
+/// So many short waits are slept through at the most before it is tried again to look.
+const MAX_RELUCTANCE: u32 = 255;
+
+/// Others who want the processor get it once somebody has looked for so long.
+const YIELD_AFTER: Duration = Duration::from_micros(10);
+
+/// For how long to look: a state machine, of which the inputs are how long waits were.
+#[derive(Debug, Default)]
+struct Window {
+    /// The longest. Zero: nobody ever looks.
+    longest: Duration,
+    length: Duration,
+    /// How many short waits are slept through before the next try. Grows when it was in vain to look.
+    reluctance: u32,
+    slept_through: u32,
+}
+
+impl Window {
+    fn new(longest: Duration) -> Self {
+        Self { longest, ..Self::default() }
+    }
+
+    /// What was waited for came while somebody looked.
+    fn found(&mut self) {
+        self.reluctance /= 2;
+    }
+
+    /// A wait was over after so long, for `looked` of which somebody looked before sleeping.
+    fn slept(&mut self, took: Duration, looked: Duration) {
+        if took > self.short() {
+            self.in_vain(looked);
+            let half = self.length / 2;
+            self.length = if half < self.first() { Duration::ZERO } else { half };
+        } else if self.length == self.longest && !looked.is_zero() {
+            // To look for longer is not allowed, and for less is of no use.
+            self.in_vain(looked);
+            self.length = Duration::ZERO;
+        } else if !self.length.is_zero() {
+            self.length = self.length.saturating_mul(2).min(self.longest);
+        } else if self.slept_through >= self.reluctance {
+            (self.length, self.slept_through) = (self.first(), 0);
+        } else {
+            self.slept_through += 1;
+        }
+    }
+
+    fn in_vain(&mut self, looked: Duration) {
+        if !looked.is_zero() {
+            self.reluctance = (2 * self.reluctance + 1).min(MAX_RELUCTANCE);
+            self.slept_through = 0;
+        }
+    }
+
+    /// The longest wait that may be short if nobody sleeps.
+    fn short(&self) -> Duration {
+        self.longest.saturating_add(SLACK)
+    }
+
+    fn first(&self) -> Duration {
+        self.longest / FIRST_PART
+    }
+}
+
+/// What the threads of one engine share that wait for its connections, in both roles.
+#[derive(Debug, Default)]
+pub(super) struct Polling {
+    /// For how long one looks at the most.
+    longest: Duration,
+    /// How many may look at a time, and how many do.
+    most: usize,
+    looking: AtomicUsize,
+    busy_polls: AtomicU64,
+    sleeps: AtomicU64,
+}
+
+impl Polling {
+    /// All but one of the processors are for threads that look; if there is only one, it is.
+    pub(super) fn new(longest: Duration) -> Arc<Self> {
+        let processors = thread::available_parallelism().map_or(1, usize::from);
+        Arc::new(Self {
+            longest,
+            most: (processors - 1).max(1),
+            looking: AtomicUsize::new(0),
+            busy_polls: AtomicU64::new(0),
+            sleeps: AtomicU64::new(0),
+        })
+    }
+
+    /// How often somebody looked before sleeping, or instead, and how often somebody slept.
+    pub(super) fn counts(&self) -> (u64, u64) {
+        (self.busy_polls.load(Ordering::Relaxed), self.sleeps.load(Ordering::Relaxed))
+    }
+}
+
+/// The place of a thread that looks.
+#[derive(Debug)]
+struct Looking(Arc<Polling>);
+
+impl Looking {
+    fn take(polling: &Arc<Polling>) -> Option<Self> {
+        // It counts at once, so that no more look than may.
+        let looking = Self(Arc::clone(polling));
+        let before = polling.looking.fetch_add(1, Ordering::Relaxed);
+        (before < polling.most).then_some(looking)
+    }
+}
+
+impl Drop for Looking {
+    fn drop(&mut self) {
+        self.0.looking.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Decides for waits of one kind, which come one after the other, as those of a connection. By default nobody looks.
+#[derive(Debug, Default)]
+pub(super) struct BusyPoll {
+    polling: Arc<Polling>,
+    window: Window,
+}
+
+/// One wait.
+#[derive(Debug)]
+pub(super) struct Wait {
+    /// `None`: it says nothing of others.
+    since: Option<Instant>,
+    /// Until it was looked for as long as the window was.
+    looking: Option<Looking>,
+    looked: Duration,
+    slept: bool,
+}
+
+impl BusyPoll {
+    pub(super) fn new(polling: &Arc<Polling>) -> Self {
+        Self { window: Window::new(polling.longest), polling: Arc::clone(polling) }
+    }
+
+    /// A wait begins. Where it is `apart`, as one of a stream of data, which has something more to do whenever a thread wakes
+    /// up, nobody looks, and it says nothing of others.
+    pub(super) fn begin(&self, apart: bool) -> Wait {
+        let learns = !apart && !self.window.longest.is_zero();
+        let looks = learns && !self.window.length.is_zero();
+        let looking = looks.then(|| Looking::take(&self.polling)).flatten();
+        if looking.is_some() {
+            self.polling.busy_polls.fetch_add(1, Ordering::Relaxed);
+        }
+        let since = learns.then(Instant::now);
+        Wait { since, looking, looked: Duration::ZERO, slept: false }
+    }
+
+    /// Whether to look, perhaps again. If not, the thread is to sleep.
+    pub(super) fn looks(&self, wait: &mut Wait) -> bool {
+        if wait.looking.is_some() {
+            wait.looked = wait.elapsed();
+            if wait.looked < self.window.length {
+                // Who is to bring about what is waited for may want this processor.
+                if wait.looked < YIELD_AFTER {
+                    hint::spin_loop()
+                } else {
+                    thread::yield_now()
+                }
+                return true;
+            }
+            wait.looking = None;
+        }
+        if !std::mem::replace(&mut wait.slept, true) {
+            self.polling.sleeps.fetch_add(1, Ordering::Relaxed);
+        }
+        false
+    }
+
+    /// A wait is over: what was waited for has come, or, with `came` false, something else ended it.
+    pub(super) fn end(&mut self, wait: &Wait, came: bool) {
+        if wait.since.is_none() {
+            return;
+        }
+        let took = wait.elapsed();
+        match wait.slept {
+            false if came => self.window.found(),
+            true if came || took > self.window.short() => {
+                self.window.slept(took, wait.looked);
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Wait {
+    /// The thread is to sleep, or has something else to do.
+    pub(super) fn stop_looking(&mut self) {
+        self.looking = None;
+    }
+
+    fn elapsed(&self) -> Duration {
+        self.since.map_or(Duration::ZERO, |since| since.elapsed())
+    }
+
+    /// What is left of a time that began with the wait.
+    pub(super) fn left_of(&self, time: Duration) -> Duration {
+        if self.looked.is_zero() { time } else { time.saturating_sub(self.elapsed()) }
+    }
+}
