@@ -218,3 +218,121 @@ impl Wait {
         if self.looked.is_zero() { time } else { time.saturating_sub(self.elapsed()) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn us(count: u64) -> Duration {
+        Duration::from_micros(count)
+    }
+
+    /// A wait that ends after so long; for how long somebody looked.
+    fn wait(window: &mut Window, took: Duration) -> Duration {
+        let looked = window.length;
+        if took <= looked {
+            window.found();
+            return took;
+        }
+        window.slept(took, looked);
+        looked
+    }
+
+    /// The windows after waits of these lengths.
+    fn windows(longest: u64, waits: &[u64]) -> Vec<u64> {
+        let mut window = Window::new(us(longest));
+        let mut after = |took: &u64| {
+            wait(&mut window, us(*took));
+            window.length.as_micros() as u64
+        };
+        waits.iter().map(&mut after).collect()
+    }
+
+    #[test]
+    fn the_window_follows_the_waits() {
+        for (what, longest, waits, expected) in [
+            ("it grows while waits are short", 40, &[30; 5][..], &[10, 20, 40, 40, 40][..]),
+            ("and no further than to them", 40, &[15; 5], &[10, 20, 20, 20, 20]),
+            ("a wait may take longer while it is slept through", 40, &[130, 130], &[10, 20]),
+            ("not much longer", 40, &[141, 141, 9000], &[0, 0, 0]),
+            (
+                "long waits close it",
+                40,
+                &[5, 5, 30, 30, 500, 500, 500],
+                &[10, 10, 20, 40, 20, 10, 0],
+            ),
+            ("one of them does not", 40, &[15, 15, 500, 5, 15, 15], &[10, 20, 10, 10, 20, 20]),
+            ("it is not longer than allowed", 40, &[30, 30, 30, 60], &[10, 20, 40, 0]),
+            ("nor is there one at all", 0, &[1, 0, 30], &[0, 0, 0]),
+            ("no time is too long", u64::MAX, &[1, 500], &[u64::MAX / 4, u64::MAX / 4]),
+        ] {
+            assert_eq!(windows(longest, waits), expected, "{what}");
+        }
+    }
+
+    #[test]
+    fn to_look_in_vain_takes_no_more_than_a_hundredth() {
+        // All are a little longer than the window may be; some are; none is.
+        for waits in [&[90_u64][..], &[90, 90, 120, 300], &[10_000], &[90, 10_000]] {
+            let mut window = Window::new(us(50));
+            let (mut looked, mut all) = (Duration::ZERO, Duration::ZERO);
+            for took in waits.iter().cycle().take(10_000) {
+                looked += wait(&mut window, us(*took));
+                all += us(*took);
+            }
+            assert!(looked < all / 100, "{waits:?}: {looked:?} of {all:?}");
+        }
+    }
+
+    #[test]
+    fn who_asks_and_thinks_now_and_then_is_looked_for() {
+        let mut window = Window::new(us(50));
+        let found = |took: u64| {
+            let looked = wait(&mut window, us(took));
+            looked == us(took)
+        };
+        let waits = (0..1000_u64).map(|index| if index % 10 == 9 { 2000 } else { 20 });
+        let count = waits.map(found).filter(|is| *is).count();
+        assert!(count >= 700, "{count}");
+        // It was in vain for long, and is not any more.
+        let mut window = Window::new(us(50));
+        (0..1000).for_each(|_| _ = wait(&mut window, us(90)));
+        let waits = (0..1000).map(|_| wait(&mut window, us(20)) == us(20));
+        assert!(waits.filter(|is| *is).count() >= 600);
+    }
+
+    #[test]
+    fn so_many_look_at_a_time_as_may() {
+        // This test may stand still for a while.
+        let longest = Duration::from_secs(60);
+        let polling = Arc::new(Polling { most: 2, longest, ..Polling::default() });
+        let mut busy = BusyPoll::new(&polling);
+        busy.window.length = longest;
+        let (first, second, mut third) = (busy.begin(false), busy.begin(false), busy.begin(false));
+        assert!(first.looking.is_some() && second.looking.is_some() && third.looking.is_none());
+        assert!(!busy.looks(&mut third));
+        assert_eq!(polling.counts(), (2, 1));
+        // What was not tried was not in vain.
+        busy.end(&third, true);
+        assert_eq!((busy.window.length, busy.window.reluctance), (longest, 0));
+        drop(first);
+        assert!(busy.begin(false).looking.is_some());
+        assert!(busy.begin(true).looking.is_none(), "of a stream");
+    }
+
+    #[test]
+    fn one_that_did_not_come_says_little() {
+        let polling = Arc::new(Polling { most: 1, longest: us(50), ..Polling::default() });
+        let mut busy = BusyPoll::new(&polling);
+        let mut wait = busy.begin(false);
+        assert!(!busy.looks(&mut wait) && !busy.looks(&mut wait));
+        assert_eq!(polling.counts(), (0, 1));
+        wait.since = Instant::now().checked_sub(us(1));
+        busy.end(&wait, false);
+        assert_eq!(busy.window.length, Duration::ZERO);
+        busy.window.length = us(50);
+        wait.since = Instant::now().checked_sub(us(151));
+        busy.end(&wait, false);
+        assert_eq!(busy.window.length, us(25));
+    }
+}

@@ -3,6 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod busy_poll;
 mod checksums;
 mod closing;
 mod ending;
