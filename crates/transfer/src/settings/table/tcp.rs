@@ -187,4 +187,19 @@ pub(super) const ROWS: &[Setting] = &[
         scope: Scope::Tcp,
         meaning: "How long a relay's transfers of up to 1 MiB may take.",
     },
+    Setting {
+        key: "tcp.busy_poll",
+        variables: &[],
+        kind: Kind::Time {
+            unit: Unit::Milliseconds,
+            least: Duration::ZERO,
+            most: Duration::from_secs(1),
+            read: |values| values.tcp.busy_poll,
+            write: |values, time| values.tcp.busy_poll = time,
+        },
+        scope: Scope::Tcp,
+        meaning: "How long at most a thread that waits for an answer, or at a target for a request, looks at its \
+                  connections before it sleeps. It does so where waits are short: lower latency of short requests one \
+                  after the other, for busy processors. 0: it sleeps at once.",
+    },
 ];
