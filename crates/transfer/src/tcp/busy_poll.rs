@@ -20,8 +20,9 @@ const FIRST_PART: u32 = 4;
 /// So many short waits are slept through at the most before it is tried again to look.
 const MAX_RELUCTANCE: u32 = 255;
 
-/// Others who want the processor get it once somebody has looked for so long.
-const YIELD_AFTER: Duration = Duration::from_micros(10);
+/// Others who want the processor get it once somebody has looked for so long. Not earlier: who gives it up has it back after
+/// some milliseconds only, on a busy machine, where one that sleeps is woken at once.
+const YIELD_AFTER: Duration = Duration::from_micros(100);
 
 /// For how long to look: a state machine, of which the inputs are how long waits were.
 #[derive(Debug, Default)]
@@ -39,14 +40,11 @@ impl Window {
         Self { longest, ..Self::default() }
     }
 
-    /// What was waited for came while somebody looked.
-    fn found(&mut self) {
-        self.reluctance /= 2;
-    }
-
-    /// A wait was over after so long, for `looked` of which somebody looked before sleeping.
-    fn slept(&mut self, took: Duration, looked: Duration) {
-        if took > self.short() {
+    /// A wait was over after so long, for `looked` of which somebody looked before sleeping; for all of it, if nobody slept.
+    fn waited(&mut self, took: Duration, looked: Duration) {
+        if took <= self.length && took <= looked {
+            self.reluctance /= 2;
+        } else if took > self.short() {
             self.in_vain(looked);
             let half = self.length / 2;
             self.length = if half < self.first() { Duration::ZERO } else { half };
@@ -193,12 +191,10 @@ impl BusyPoll {
             return;
         }
         let took = wait.elapsed();
-        match wait.slept {
-            false if came => self.window.found(),
-            true if came || took > self.window.short() => {
-                self.window.slept(took, wait.looked);
-            }
-            _ => {}
+        // Who did not sleep may have stood still in between: that is no success.
+        let looked = if wait.slept { wait.looked } else { took };
+        if came || took > self.window.short() {
+            self.window.waited(took, looked);
         }
     }
 }
@@ -229,12 +225,8 @@ mod tests {
 
     /// A wait that ends after so long; for how long somebody looked.
     fn wait(window: &mut Window, took: Duration) -> Duration {
-        let looked = window.length;
-        if took <= looked {
-            window.found();
-            return took;
-        }
-        window.slept(took, looked);
+        let looked = took.min(window.length);
+        window.waited(took, looked);
         looked
     }
 
@@ -299,6 +291,15 @@ mod tests {
         (0..1000).for_each(|_| _ = wait(&mut window, us(90)));
         let waits = (0..1000).map(|_| wait(&mut window, us(20)) == us(20));
         assert!(waits.filter(|is| *is).count() >= 600);
+    }
+
+    #[test]
+    fn what_comes_while_who_looks_stands_still_was_not_found() {
+        let mut window = Window { length: us(50), ..Window::new(us(50)) };
+        window.waited(us(3000), us(3000));
+        assert_eq!((window.length, window.reluctance), (us(25), 1));
+        window.waited(us(40), us(40));
+        assert_eq!((window.length, window.reluctance), (us(50), 1));
     }
 
     #[test]

@@ -102,7 +102,7 @@ impl Default for TcpConfig {
             progress_timeout: Duration::from_secs(5),
             status_timeout: Duration::from_secs(30),
             relay: None,
-            busy_poll: Duration::from_micros(50),
+            busy_poll: Duration::ZERO,
         }
     }
 }

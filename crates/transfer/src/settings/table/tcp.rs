@@ -189,7 +189,7 @@ pub(super) const ROWS: &[Setting] = &[
     },
     Setting {
         key: "tcp.busy_poll",
-        variables: &[],
+        variables: &["MILLSTREAM_TCP_BUSY_POLL"],
         kind: Kind::Time {
             unit: Unit::Milliseconds,
             least: Duration::ZERO,
