@@ -171,9 +171,9 @@ impl BusyPoll {
             if wait.looked < self.window.length {
                 // Who is to bring about what is waited for may want this processor.
                 if wait.looked < YIELD_AFTER {
-                    hint::spin_loop()
+                    hint::spin_loop();
                 } else {
-                    thread::yield_now()
+                    thread::yield_now();
                 }
                 return true;
             }
