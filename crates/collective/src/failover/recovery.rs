@@ -305,7 +305,7 @@ impl Repairs<'_> {
             open.map(|(_, work)| work.call)
                 .or_else(|| kept().find(|(number, _)| *number == sequence).map(|(_, call)| call))
         };
-        let repairs = self.lost.repairs(&reports, &known).map_err(|error| match error {
+        let repairs = self.lost.repairs(&reports, known).map_err(|error| match error {
             FailoverError::Overwritten { .. } => not_resumed(self.error, &error.to_string()),
             _ => CollectiveError::Protocol(error.to_string()),
         })?;

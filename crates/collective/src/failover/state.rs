@@ -64,6 +64,7 @@ pub(super) enum Phase {
     Over(CollectiveError),
 }
 
+#[expect(clippy::large_enum_variant, reason = "a box would be an allocation for each call")]
 pub(super) enum Entry {
     /// It is being started.
     Coming,
