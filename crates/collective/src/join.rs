@@ -356,7 +356,7 @@ fn join_once(
         .map_err(JoinError::Thread)?;
     if let (Some(local), Some(meeting)) = (local, &meeting) {
         let left = deadline.saturating_duration_since(Instant::now());
-        let wire = Wire::new(engine, &domains, local.members().ranks());
+        let wire = Wire::new(engine, domains, local.members().ranks());
         let formed = wire
             .map_err(JoinError::from)
             .and_then(|wire| form(&local, meeting, meeting.door.name(), left, Some(wire)));
