@@ -15,7 +15,7 @@ impl TransferEngine {
     /// these relays, if it has a way there. What cannot be asked for its descriptor is looked for there, too. Behind all
     /// others; `tcp` is installed before it, if at all.
     ///
-    /// A relay is an engine with [`TcpConfig::relay`]. It asks no relays itself, so that there are no circles.
+    /// A relay is an engine with [`crate::TcpConfig::relay`]. It asks no relays itself, so that there are no circles.
     pub fn install_relay(&self, config: &RelayConfig) -> Result<(), InstallError> {
         let inner = &self.inner;
         let installing = inner.installing();

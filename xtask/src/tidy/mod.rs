@@ -86,7 +86,7 @@ impl fmt::Display for Problem {
 
 impl Tree {
     /// What holds nothing that anybody wrote.
-    const SKIPPED: &[&str] = &[".git", "target", "node_modules", "artifacts", "corpus", ".venv"];
+    const SKIPPED: &[&str] = &[".git", "node_modules", "artifacts", "corpus", ".venv"];
 
     fn read(root: &Path) -> Result<Self> {
         let mut files = BTreeMap::new();
@@ -99,6 +99,10 @@ impl Tree {
                 let path = entry.path();
                 // By name alone: in a linked work tree `.git` is a file with a path of this machine.
                 if Self::SKIPPED.iter().any(|skipped| entry.file_name() == *skipped) {
+                    continue;
+                }
+                // Of a package, what was built; a module may be called so.
+                if entry.file_name() == "target" && folder.join("Cargo.toml").exists() {
                     continue;
                 }
                 if entry.file_type()?.is_dir() {
@@ -159,6 +163,7 @@ mod tests {
         assert!(tree.contains("xtask/src/tidy/mod.rs"));
         assert!(tree.contains("crates/wire"));
         assert!(!tree.contains("target"));
+        assert!(tree.contains("crates/transfer/src/tcp/target/mod.rs"));
     }
 
     #[test]
