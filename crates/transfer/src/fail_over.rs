@@ -24,6 +24,7 @@ use crate::memory::LocalMemory;
 use crate::path::{Place, in_order};
 use crate::segment::OpenSegment;
 use crate::task::{EndedTasks, TaskEnd, TaskHandle, WideSlice};
+use crate::tcp::relay;
 use crate::terms::Terms;
 use crate::transport::{NAMES, Run, code_of};
 
@@ -232,7 +233,8 @@ impl Inner {
         let place = Place { segment, descriptor: &view.descriptor, buffer: *buffer };
         self.with_transports(|all| {
             let found = in_order(all).find(|(_, transport)| {
-                transport.name() != run.transport_name
+                // A relay is for what is led to by nothing else (docs/relay.md).
+                ![run.transport_name, relay::NAME].contains(&transport.name())
                     && !transport.copies()
                     && run.allowed.has(transport.name())
                     && (transport.takes_gpu() || !run.local.is_gpu())

@@ -16,7 +16,7 @@ use crate::engine::Inner;
 use crate::segment::OpenSegment;
 
 /// How long the process of a peer may take to say that it is there, or that a connection has ended.
-const PATIENCE: Duration = Duration::from_secs(1);
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// After so long it is asked at its other addresses, too, and once more at that of its name. Peers answer in milliseconds.
 const SILENT: Duration = Duration::from_millis(200);

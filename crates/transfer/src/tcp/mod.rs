@@ -83,7 +83,7 @@ pub struct TcpConfig {
     /// It must not ask relays itself.
     pub relay: Option<RelayLimits>,
     /// For how long at most a thread looks at connections before it sleeps, while it waits for an answer, or at a target
-    /// for a request: up to a second. It does so where waits are short. Zero: it sleeps at once.
+    /// for a request: up to 10 ms. It does so where waits are short. Zero: it sleeps at once.
     pub busy_poll: Duration,
 }
 

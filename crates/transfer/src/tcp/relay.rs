@@ -45,7 +45,7 @@ pub struct RelayLimits {
     pub max_connections: usize,
     /// The segments that it has ways to. Of those that nobody uses the oldest goes for another one.
     pub max_segments: usize,
-    /// How long the transfers of a message, of 1 MiB at most, may take.
+    /// How long the transfers of a message, of 1 MiB at most, may take: 100 ms to 10 s.
     pub timeout: Duration,
     /// A connection over which nothing is asked for so long is closed, and makes room.
     pub idle: Duration,
@@ -68,6 +68,12 @@ impl RelayLimits {
             if !(1..=max).contains(&value) {
                 return Err(InstallError::OutOfRange { name, value, min: 1, max });
             }
+        }
+        let (least, most) = (Duration::from_millis(100), Duration::from_secs(10));
+        if !(least..=most).contains(&self.timeout) {
+            let what =
+                format!("relay.timeout is {:?}, and may be {least:?} to {most:?}", self.timeout);
+            return Err(InstallError::Relay(what));
         }
         Ok(())
     }
@@ -368,7 +374,7 @@ impl Transport for RelayTransport {
             let reason = FailureReason::NoPath("the way by a relay was closed".to_owned());
             let peer = run.segment.name.as_str().into();
             let error = TransferError { peer, nic: NAME.into(), reason };
-            run.handles(batch).for_each(|task| task.fail_rest(&error));
+            run.handles(batch).for_each(|task| task.fail_whole(&error));
         }
     }
 

@@ -193,7 +193,7 @@ pub(super) const ROWS: &[Setting] = &[
         kind: Kind::Time {
             unit: Unit::Milliseconds,
             least: Duration::ZERO,
-            most: Duration::from_secs(1),
+            most: Duration::from_millis(10),
             read: |values| values.tcp.busy_poll,
             write: |values, time| values.tcp.busy_poll = time,
         },

@@ -115,10 +115,13 @@ impl Connection {
             match self.receiving {
                 Receiving::Welcome => {
                     let welcome = bytes.first_chunk().and_then(Welcome::parse);
-                    if welcome == Some(Welcome::OtherIncarnation) && peer.place.relays {
+                    // Nothing that was sent was done.
+                    let has_no_way =
+                        welcome == Some(Welcome::OtherIncarnation) && peer.place.relays;
+                    self.turned_away = welcome == Some(Welcome::Full) || has_no_way;
+                    if has_no_way {
                         return Err(Broken::Failed(FailureReason::Connection(NO_WAY.into())));
                     }
-                    self.turned_away = welcome == Some(Welcome::Full);
                     welcomed(welcome)?;
                     self.answered = true;
                     self.receiving = Receiving::Answer;

@@ -52,6 +52,11 @@ impl Forwarding {
         }
     }
 
+    /// Whether what comes now is canceled.
+    fn is_over(&self) -> bool {
+        self.lock().is_over
+    }
+
     /// This is under way from now on, or is canceled.
     fn begin(&self, batch: &Arc<BatchShared>) {
         let mut under_way = self.lock();
@@ -167,10 +172,15 @@ fn forward(
     let mut is_there = true;
     let mut submitted: Vec<usize> = (0..requests.len()).collect();
     if let Err(error) = submit(requests) {
-        // One of them may be to blame.
         submitted.clear();
         is_there = !is_of_another(&error);
+        let is_late = || deadline.is_some_and(|deadline| deadline <= Instant::now());
         for (index, request) in requests.iter().enumerate() {
+            // Each attempt may ask the segment's process for its descriptor, which takes seconds where it is silent.
+            if is_there && (!is_of_one(&error) || registered.forwarding().is_over() || is_late()) {
+                pieces.set_fault(index, refusal(&error));
+                continue;
+            }
             let result = if is_there { submit(std::slice::from_ref(request)) } else { Ok(()) };
             match result {
                 Ok(()) if is_there => submitted.push(index),
@@ -189,14 +199,16 @@ fn forward(
         tracing::warn!(segment = passage.segment().name, "still waiting for what is relayed");
     }
     for (&index, status) in submitted.iter().zip(batch.statuses()) {
-        if status.state == TransferState::Completed {
+        // A peer of Mooncake's first framing confirms no WRITE.
+        if status.state == TransferState::Completed && !status.unconfirmed {
             continue;
         }
         is_there &= !matches!(
             status.error.as_ref().map(|error| &error.reason),
             Some(FailureReason::Restarted | FailureReason::Closed | FailureReason::ProcessEnded)
         );
-        let is_undefined = status.target_undefined && requests[index].opcode == Opcode::Write;
+        let is_undefined = (status.target_undefined || status.unconfirmed)
+            && requests[index].opcode == Opcode::Write;
         if is_undefined {
             registered.leaves_undefined();
         }
@@ -211,6 +223,18 @@ fn tell(passage: &Passage<'_>, batch: &Batch, status: &TransferStatus) {
     let (segment, requests) = (&*passage.segment().name, batch.len());
     let error = status.error.as_ref().map(ToString::to_string).unwrap_or_default();
     tracing::warn!(segment, state = ?status.state, error, requests, "relaying failed");
+}
+
+/// Whether one of several requests may be to blame, and others be fine.
+const fn is_of_one(error: &SubmitError) -> bool {
+    matches!(
+        error,
+        SubmitError::TargetOutOfRange { .. }
+            | SubmitError::TargetNotAccessible { .. }
+            | SubmitError::Overloaded { .. }
+            | SubmitError::OverLimit { .. }
+            | SubmitError::DeadlineInfeasible { .. }
+    )
 }
 
 /// Whether addresses of the segment mean nothing any more.

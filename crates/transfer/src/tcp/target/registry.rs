@@ -19,6 +19,9 @@ const MAX_FENCED: usize = 16_384;
 /// So many connections are remembered that have ended with something that may arrive yet.
 const MAX_UNDEFINED: usize = 4096;
 
+/// After so long nobody asks for the fence of a connection that has ended.
+const KEPT: Duration = Duration::from_secs(60);
+
 #[derive(Default)]
 pub(super) struct Registry {
     state: Mutex<State>,
@@ -31,9 +34,10 @@ struct State {
     /// A connection may still be on its way here when its fence comes.
     fenced: VecDeque<u128>,
     /// Connections to a relay that have ended, while something of them may arrive yet.
-    undefined: VecDeque<u128>,
-    /// There were more of these: of a connection that is not open nobody knows whether it was one.
-    has_forgotten: bool,
+    undefined: VecDeque<(u128, Instant)>,
+    /// There were more of these, of which the last ended then: for a while, of a connection that is not open nobody knows
+    /// whether it was one.
+    forgotten: Option<Instant>,
 }
 
 struct Open {
@@ -122,7 +126,8 @@ impl Registry {
 impl State {
     /// Whether nothing of a connection that is not open can arrive any more.
     fn is_over(&self, connection: u128) -> bool {
-        !self.has_forgotten && !self.undefined.contains(&connection)
+        self.forgotten.is_none_or(|ended| ended.elapsed() >= KEPT)
+            && self.undefined.iter().all(|&(undefined, _)| undefined != connection)
     }
 }
 
@@ -131,10 +136,9 @@ impl Drop for Registered<'_> {
         let mut state = self.registry.lock();
         if self.undefined.get() {
             if state.undefined.len() >= MAX_UNDEFINED {
-                state.undefined.pop_front();
-                state.has_forgotten = true;
+                state.forgotten = state.undefined.pop_front().map(|(_, ended)| ended);
             }
-            state.undefined.push_back(self.connection);
+            state.undefined.push_back((self.connection, Instant::now()));
         }
         state.open.remove(&self.connection);
         drop(state);
