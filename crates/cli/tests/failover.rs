@@ -56,34 +56,39 @@ fn all_right(hosts: Vec<Running>, switch: &str) {
     }
 }
 
-/// Waits until all hosts are at the second size.
-fn are_at_it(groups: &mut [Vec<Running>]) {
-    groups.iter_mut().flatten().for_each(|host| drop(host.line()));
+/// Hosts of a group whose switch gets a signal when all are at the second size; after `pause`, one to go on.
+fn with(signal: &str, pause: Option<Duration>, world: usize, more: &[&str]) {
+    let cluster = Cluster::new();
+    let mut hosts = cluster.hosts("job", world, &[&["--collective=allreduce"], more].concat());
+    // They are in step: when the last begins with the second size, none has done much of it.
+    hosts.iter_mut().for_each(|host| drop(host.line()));
+    cluster.switch.signal(signal);
+    if let Some(pause) = pause {
+        thread::sleep(pause);
+        cluster.switch.signal("CONT");
+    }
+    all_right(hosts, &cluster.at);
 }
+
+/// As long as it takes the ranks to go on, or nearly: what the switch sends then is late.
+const STANDS_STILL: Option<Duration> = Some(Duration::from_secs(10));
 
 #[test]
 fn a_switch_that_is_killed_in_mid_call_changes_no_result() {
-    let cluster = Cluster::new();
-    let floats = ["--collective=allreduce", "--iters=60", "--in-place", "--dtype=fp32"];
-    let mut groups = [
-        cluster.hosts("apart", 2, &["--collective=allreduce", "--iters=60"]),
-        cluster.hosts("in-place", 3, &floats),
-    ];
-    are_at_it(&mut groups);
-    cluster.switch.signal("KILL");
-    groups.into_iter().for_each(|hosts| all_right(hosts, &cluster.at));
+    with("KILL", None, 2, &["--iters=100"]);
+}
+
+#[test]
+fn a_switch_that_is_killed_amid_floats_in_place_changes_no_result() {
+    with("KILL", None, 3, &["--iters=100", "--in-place", "--dtype=fp32"]);
 }
 
 #[test]
 fn a_switch_that_stands_still_in_mid_call_and_wakes_changes_no_byte() {
-    let cluster = Cluster::new();
-    let apart = ["--collective=allreduce", "--iters=60"];
-    let in_place = ["--collective=allreduce", "--iters=60", "--in-place"];
-    let mut groups = [cluster.hosts("apart", 3, &apart), cluster.hosts("in-place", 2, &in_place)];
-    are_at_it(&mut groups);
-    cluster.switch.signal("STOP");
-    // As long as it takes the ranks to go on, or nearly: what it sends then is late.
-    thread::sleep(Duration::from_secs(10));
-    cluster.switch.signal("CONT");
-    groups.into_iter().for_each(|hosts| all_right(hosts, &cluster.at));
+    with("STOP", STANDS_STILL, 3, &["--iters=100"]);
+}
+
+#[test]
+fn a_switch_that_stands_still_amid_calls_in_place_and_wakes_changes_no_byte() {
+    with("STOP", STANDS_STILL, 2, &["--iters=100", "--in-place"]);
 }

@@ -325,7 +325,7 @@ fn who_differs_is_named_by_the_whole_call_over_several_trees_too() {
 fn late(cluster: &Cluster, first: u32) -> Vec<CollectiveError> {
     let mut all = configs(cluster, "late", TWO, 1);
     for (config, &host) in all.iter_mut().zip(TWO) {
-        config.call_timeout = if host == first { Duration::from_millis(300) } else { PATIENCE };
+        config.call_timeout = if host == first { Duration::from_secs(3) } else { PATIENCE };
     }
     let mut ranks: Vec<_> = join_all(all).into_iter().map(Result::unwrap).collect();
     let heard = Barrier::new(TWO.len());

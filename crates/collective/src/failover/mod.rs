@@ -32,6 +32,9 @@ use crate::{CollectiveError, LONGEST};
 use retained::Retained;
 use state::{Call, Entry, Line, Phase, State, is_loss};
 
+/// So many calls are remembered, from the first on whose end was not told: nobody has waited for it.
+const MAX_CALLS: usize = 1 << 16;
+
 /// A communicator has gone on over other trees.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct FailoverReport {
@@ -114,6 +117,9 @@ impl Failover {
             if let Phase::Over(error) = &state.phase {
                 return Err(error.clone());
             }
+            if state.calls.len() >= MAX_CALLS {
+                return Err(CollectiveError::TooMany { limit: MAX_CALLS });
+            }
             let (engine, generation) = (Arc::clone(&state.line.engine), state.line.generation);
             // The recovery does not begin before this has ended.
             state.starting += 1;
@@ -130,7 +136,9 @@ impl Failover {
                     state.started(number, call);
                     return Ok(number);
                 }
-                Err(error) if is_loss(&error) => {
+                // One that the engine has not failed of brings no news: after a rank has left, a tree may be lost that no
+                // call needs.
+                Err(error) if is_loss(&error) && engine.failure().is_some() => {
                     drop(self.await_news(state, generation, None));
                 }
                 Err(error) => return Err(error),
@@ -361,7 +369,7 @@ impl Failover {
         self.engine().wait_released();
     }
 
-    /// Ends its connections and threads.
+    /// Ends its connections, and its threads soon: one that is joining does when that succeeds or fails.
     pub(crate) fn close(&self) {
         self.end_unless_serving();
         let mut state = self.lock();

@@ -177,7 +177,11 @@ impl Failover {
         }
         let repeat = repeat?;
         let first = (state.line.call_of(repeat), successor.progress().0);
-        self.begin_anew(&mut state, successor, repeat)?;
+        if let Err(error) = self.begin_anew(&mut state, successor, repeat) {
+            // Some have numbers of the new trees, which the old ones must not be asked for.
+            state.forget_numbers();
+            return Err(error);
+        }
         let Some(joined) = joined.take() else { return Ok(()) };
         let (switches, fallback) = (joined.switches.clone(), joined.fallback.clone());
         let generation = state.line.generation + 1;

@@ -130,6 +130,17 @@ impl State {
         self.calls[index] = Entry::Call(call);
     }
 
+    /// No call that is not done has a result on the trees that there are.
+    pub(super) fn forget_numbers(&mut self) {
+        for entry in &mut self.calls {
+            if let Entry::Call(call) = entry
+                && !call.done
+            {
+                call.sequence = u64::MAX;
+            }
+        }
+    }
+
     /// The caller is about to be told that a call has its result.
     pub(super) fn tell(&mut self, number: u64) {
         let (lost, goes_on) = (self.line.lost, self.line.failover == protocol::Failover::On);
