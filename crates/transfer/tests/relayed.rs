@@ -241,6 +241,10 @@ fn who_relays_asks_no_relay() {
     let limits = RelayLimits { max_connections: 0, ..RelayLimits::default() };
     let engine = TransferEngine::new(config(address())).unwrap();
     assert!(matches!(engine.install_tcp(relaying(limits)), Err(InstallError::OutOfRange { .. })));
+    for timeout in [Duration::from_millis(99), Duration::MAX] {
+        let limits = RelayLimits { timeout, ..RelayLimits::default() };
+        assert!(matches!(engine.install_tcp(relaying(limits)), Err(InstallError::Relay(_))));
+    }
 }
 
 #[test]

@@ -198,6 +198,10 @@ mod tests {
         }
         assert_eq!(registry.lock().undefined.len(), MAX_UNDEFINED);
         assert!(!registry.fence(0), "it is forgotten, and not confirmed");
+        let later = || registry.lock().forgotten.map(|ended| ended.checked_sub(KEPT).unwrap());
+        let forgotten = later();
+        registry.lock().forgotten = forgotten;
+        assert!(registry.fence(0), "nobody asks for its fence so late");
     }
 
     #[test]
