@@ -68,6 +68,9 @@ struct Open {
     idle: bool,
 }
 
+/// So many connections wait to be accepted, as Linux allows since 5.4.
+const BACKLOG: i32 = 4096;
+
 impl Acceptor {
     /// Has `serve` called for each connection that comes to a socket that listens, each on a
     /// thread of its own, until this value is dropped.
@@ -76,6 +79,9 @@ impl Acceptor {
         config: AcceptorConfig,
         serve: impl Fn(&Connection) + Send + Sync + 'static,
     ) -> io::Result<Self> {
+        // Those who wait for a place are to wait with a connection. Without room their attempts are dropped, and the kernel
+        // makes the next one a second later. The system takes down what is more than it allows (`net.core.somaxconn`).
+        socket2::SockRef::from(&listener).listen(BACKLOG)?;
         let listener = Arc::new(listener);
         let shared = Arc::new(Shared {
             config,
@@ -351,5 +357,22 @@ mod tests {
             assert!(!acceptor.shared.lock().complained);
         }
         drop(staying);
+    }
+
+    #[test]
+    fn many_may_wait_for_a_place_with_a_connection() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let limits =
+            AcceptorConfig { max_connections: 1, silence_allowed: Duration::from_millis(10) };
+        let acceptor = Acceptor::start(listener, limits, |connection| {
+            connection.heard();
+            let _ = connection.stream().read(&mut [0]);
+        })
+        .unwrap();
+        let long = Duration::from_secs(10);
+        let connect = || TcpStream::connect_timeout(&acceptor.address(), long).unwrap();
+        let waiting = [(); 300].map(|()| connect());
+        // The first has the only place, and nobody is accepted before it goes.
+        drop(waiting);
     }
 }
