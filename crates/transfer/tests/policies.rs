@@ -54,7 +54,7 @@ fn a_policy_file_of_a_programs_own_making_is_looked_at() {
     assert_eq!(
         refused(|file| file.classes[0].transports = vec!["rdna"]),
         "the policy file that the program made: class \"two\": \"rdna\" names no transport: there are local, \
-         shm, rdma, nvmeof, tcp"
+         shm, rdma, nvmeof, tcp, relay"
     );
     let error = refused(|file| file.classes.push(file.classes[1].clone()));
     assert!(error.ends_with("class \"short\": there are two of this name"), "{error}");
@@ -124,7 +124,7 @@ fn what_no_transport_serves_is_told_with_what_there_is() {
         assert!(error.contains("local: it is another process's"), "{error}");
         assert_eq!(
             told(by("rdna")),
-            "the transport hint \"rdna\" names no transport: there are local, shm, rdma, nvmeof, tcp"
+            "the transport hint \"rdna\" names no transport: there are local, shm, rdma, nvmeof, tcp, relay"
         );
         assert_eq!(
             told(SubmitOptions { transport: Some("rdma".into()), ..of("near") }),

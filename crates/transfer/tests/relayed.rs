@@ -358,7 +358,7 @@ fn what_is_canceled_or_late_ends_behind_the_fence_of_the_relay() {
         relay.hold();
         local.write(0, &pattern(LENGTH, 2)).unwrap();
         let fenced = relay.fenced.load(Ordering::SeqCst);
-        let deadline = is_late.then(|| Instant::now() + Duration::from_secs(3));
+        let deadline = is_late.then(|| Instant::now() + Duration::from_secs(1));
         let options = SubmitOptions { deadline, ..SubmitOptions::default() };
         let batch = initiator.submit_new(&[write], &options).unwrap();
         relay.wait_for_held(1);

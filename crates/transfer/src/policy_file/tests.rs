@@ -214,7 +214,7 @@ fn what_is_wrong_with_a_rule_is_told() {
         ("[rule.a]\nintent = \"x\"", "p.toml:1: rule \"a\" has no transports"),
         (
             "[rule.a]\ntransports = [\"tpc\"]",
-            "p.toml:2: rule \"a\": transports is a list of at least one of local, shm, rdma, nvmeof, tcp",
+            "p.toml:2: rule \"a\": transports is a list of at least one of local, shm, rdma, nvmeof, tcp, relay",
         ),
         ("[rule.a]\nsame_machine = \"yes\"", "p.toml:2: rule \"a\": same_machine is true or false"),
         ("[rule.a]\nmemory = \"disk\"", "p.toml:2: rule \"a\": memory is host or gpu"),
