@@ -663,6 +663,7 @@ impl QueuePair {
         }
         requester.next = psn + packets;
         requester.sent = requester.sent.max(requester.next);
+        requester.window.sent(requester.next - requester.unacknowledged);
         if fresh && bth.acknowledge_request {
             requester.round_trip.sent(now, requester.next);
         }

@@ -8,22 +8,24 @@
 //! A link that is slow and does not drop would let the window grow to its limit, and with it the queue
 //! before the link: a second on a link of 10 Mbit/s. What stands there delays everything else on the
 //! link, the acknowledgements of the other direction among it. So a delay is taken for what it is: it
-//! ends slow start (as in RFC 9406), and a longer one ends growth.
+//! ends slow start (as in RFC 9406), a longer one ends growth, and takes back what has grown before, once a
+//! round trip and in proportion (as Swift, Kumar et al., SIGCOMM 2020). What was never used is no measure of the path, so only a window
+//! that is used grows (RFC 7661).
 
 use core::time::Duration;
 
 /// The smallest window after a reported loss, in packets.
 const MINIMUM: u32 = 4;
 
-/// The first window, in packets. A delay does not keep one from growing that is smaller: so few packets
-/// make no queue that matters, and the path itself may have become longer.
+/// The first window, in packets.
 const FIRST: u32 = 64;
 
 /// Ends slow start: packets wait so long that the link before them is full. Not shorter, as the
 /// acknowledgement may wait behind a burst of the other direction, too: 64 KiB take 5 ms at 100 Mbit/s.
 const SLOW_START_DELAY: Duration = Duration::from_millis(12);
 
-/// Ends all growth. What is in flight is enough for the link.
+/// Ends all growth. What is in flight is enough for the link, and more of it than makes such a delay is
+/// too much.
 const GROWTH_DELAY: Duration = Duration::from_millis(20);
 
 /// Silences in a row after which the path is taken to be congested: one or two are a probe that
@@ -39,13 +41,28 @@ pub(crate) struct Window {
     credit: u32,
     /// Timeouts since the peer last moved us forward.
     silences: u32,
+    /// The most packets in flight in the round trip before, and in this one.
+    used: [u32; 2],
+    /// Packets acknowledged in this round trip.
+    round: u32,
+    /// A delay has taken its part of the window in this round trip.
+    cut: bool,
 }
 
 impl Window {
     pub(crate) fn new(limit: u32) -> Self {
         // With none in flight nothing would ever move.
         let limit = limit.max(1);
-        Self { size: limit.min(FIRST), limit, slow_start_threshold: limit, credit: 0, silences: 0 }
+        Self {
+            size: limit.min(FIRST),
+            limit,
+            slow_start_threshold: limit,
+            credit: 0,
+            silences: 0,
+            used: [0; 2],
+            round: 0,
+            cut: false,
+        }
     }
 
     /// Packets that may be in flight.
@@ -53,18 +70,47 @@ impl Window {
         self.size
     }
 
+    /// A window up to this grows, and is left, whatever packets wait: they may do so behind the other
+    /// direction, other traffic, or a peer that had no processor, and the path itself may have become longer.
+    fn undelayed(&self) -> u32 {
+        (self.limit / 4).max(FIRST)
+    }
+
     /// Whether the peer has been silent for so long that it may be dead.
     pub(crate) fn is_silent(&self) -> bool {
         self.silences >= PERSISTENT
     }
 
+    /// So many packets are in flight now.
+    pub(crate) fn sent(&mut self, in_flight: u64) {
+        let in_flight = u32::try_from(in_flight).unwrap_or(u32::MAX);
+        self.used[1] = self.used[1].max(in_flight);
+    }
+
     /// The peer acknowledged this many more packets, and they have waited so long on their way.
     pub(crate) fn acknowledged(&mut self, packets: u32, delay: Duration) {
         self.silences = 0;
-        if delay >= SLOW_START_DELAY {
-            self.slow_start_threshold = self.slow_start_threshold.min(self.size.max(MINIMUM));
+        let used = self.used[0].max(self.used[1]);
+        self.round = self.round.saturating_add(packets);
+        if self.round >= used {
+            self.used = [self.used[1], 0];
+            self.round = 0;
+            self.cut = false;
         }
-        if delay >= GROWTH_DELAY && self.size >= FIRST {
+        if delay > GROWTH_DELAY && !self.cut {
+            self.cut_to(used, delay);
+        }
+        if delay >= SLOW_START_DELAY {
+            self.slow_start_threshold =
+                self.slow_start_threshold.min(self.size.max(self.undelayed()));
+        }
+        if delay >= GROWTH_DELAY && self.size >= self.undelayed() {
+            return;
+        }
+        // Acknowledgements come in a row, and what they make room for is sent after the last of them: a
+        // window that is used is not full all the time.
+        let needed = if self.size < self.slow_start_threshold { 2 } else { 4 };
+        if used < self.size - self.size / needed {
             return;
         }
         if self.size < self.slow_start_threshold {
@@ -75,6 +121,18 @@ impl Window {
         if self.credit >= self.size {
             self.credit = 0;
             self.size = (self.size + 1).min(self.limit);
+        }
+    }
+
+    /// So much was in flight, and made such a delay: the window becomes what makes one of [`SLOW_START_DELAY`],
+    /// so that there is room to grow for those whose acknowledgements wait behind it.
+    fn cut_to(&mut self, used: u32, delay: Duration) {
+        let smallest = self.undelayed();
+        if used > smallest {
+            let part = SLOW_START_DELAY.as_secs_f64() / delay.as_secs_f64();
+            self.size = self.size.min(((f64::from(used) * part) as u32).max(smallest));
+            self.slow_start_threshold = self.slow_start_threshold.min(self.size);
+            self.cut = true;
         }
     }
 
@@ -116,6 +174,12 @@ impl Window {
 mod tests {
     use super::*;
 
+    /// All that may be in flight is, and `packets` of it are acknowledged.
+    fn acknowledged(window: &mut Window, packets: u32, delay: Duration) {
+        window.sent(window.size().into());
+        window.acknowledged(packets, delay);
+    }
+
     #[test]
     fn shrinks_on_loss_and_grows_back_one_packet_a_round_trip() {
         let mut window = Window::new(256);
@@ -124,7 +188,7 @@ mod tests {
         window.lost(100, false);
         assert_eq!(window.size(), 70);
         for _ in 0..70 {
-            window.acknowledged(1, Duration::ZERO);
+            acknowledged(&mut window, 1, Duration::ZERO);
         }
         assert_eq!(window.size(), 71);
     }
@@ -142,7 +206,7 @@ mod tests {
             assert_eq!(window.size(), 1);
         }
         for _ in 0..100 {
-            window.acknowledged(1, Duration::ZERO);
+            acknowledged(&mut window, 1, Duration::ZERO);
         }
         assert!((50..54).contains(&window.size()), "{}", window.size());
     }
@@ -150,17 +214,17 @@ mod tests {
     #[test]
     fn packets_that_wait_long_end_its_growth() {
         let milliseconds = Duration::from_millis;
-        let mut window = Window::new(1024);
-        window.acknowledged(64, milliseconds(11));
+        let mut window = Window::new(256);
+        acknowledged(&mut window, 64, milliseconds(11));
         assert_eq!(window.size(), 128, "slow start");
-        window.acknowledged(128, milliseconds(12));
+        acknowledged(&mut window, 128, milliseconds(12));
         assert_eq!(window.size(), 129, "a packet a round trip");
-        window.acknowledged(129, milliseconds(1));
+        acknowledged(&mut window, 129, milliseconds(1));
         assert_eq!(window.size(), 130, "slow start is over");
-        window.acknowledged(10_000, milliseconds(20));
+        acknowledged(&mut window, 10_000, milliseconds(20));
         assert_eq!(window.size(), 130, "no growth");
         // The queue is gone: other traffic made it.
-        window.acknowledged(130, milliseconds(1));
+        acknowledged(&mut window, 130, milliseconds(1));
         assert_eq!(window.size(), 131);
     }
 
@@ -168,12 +232,13 @@ mod tests {
     fn a_small_window_grows_whatever_packets_wait() {
         let mut window = Window::new(256);
         window.collapse(100);
-        window.acknowledged(1, GROWTH_DELAY);
-        assert_eq!(window.size(), 2, "slow start goes on to the minimum");
-        window.acknowledged(2, GROWTH_DELAY);
+        acknowledged(&mut window, 1, GROWTH_DELAY);
+        assert_eq!(window.size(), 2, "slow start goes on");
+        acknowledged(&mut window, 2, GROWTH_DELAY);
         assert_eq!(window.size(), MINIMUM);
         for _ in 0..100 {
-            window.acknowledged(window.size(), GROWTH_DELAY);
+            let size = window.size();
+            acknowledged(&mut window, size, GROWTH_DELAY);
         }
         assert_eq!(window.size(), FIRST, "a packet a round trip");
     }
@@ -182,10 +247,47 @@ mod tests {
     fn never_beyond_its_limit() {
         let mut window = Window::new(3);
         for _ in 0..1000 {
-            window.acknowledged(100, Duration::ZERO);
+            acknowledged(&mut window, 100, Duration::ZERO);
         }
         assert_eq!(window.size(), 3);
         window.lost(1000, false);
         assert!(window.size() <= 3);
+    }
+
+    #[test]
+    fn a_queue_that_stays_takes_back_what_has_grown() {
+        let delay = SLOW_START_DELAY * 2;
+        let mut window = Window::new(512);
+        for _ in 0..100 {
+            acknowledged(&mut window, 64, Duration::ZERO);
+        }
+        assert_eq!(window.size(), 512);
+        acknowledged(&mut window, 64, delay);
+        assert_eq!(window.size(), 256, "a queue of twice the length, half of the window");
+        window.acknowledged(64, delay);
+        assert_eq!(window.size(), 256, "what was sent before is not counted twice");
+        for _ in 0..100 {
+            acknowledged(&mut window, 256, delay * 10);
+        }
+        assert_eq!(window.size(), 128, "a quarter of its limit is left");
+    }
+
+    #[test]
+    fn a_window_that_is_not_used_does_not_grow() {
+        let mut window = Window::new(512);
+        for _ in 0..1000 {
+            window.sent(20);
+            window.acknowledged(20, Duration::ZERO);
+        }
+        assert_eq!(window.size(), FIRST);
+        window.sent(40);
+        window.acknowledged(40, Duration::ZERO);
+        assert_eq!(window.size(), FIRST + 40, "slow start, when more than half is used");
+        window.lost(100, true);
+        for _ in 0..1000 {
+            window.sent(30);
+            window.acknowledged(30, Duration::ZERO);
+        }
+        assert_eq!(window.size(), 50, "three quarters, when it is over");
     }
 }
