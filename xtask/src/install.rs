@@ -72,7 +72,25 @@ const CHROMEDRIVER: Need = Need {
     reason: "tells the browser what tests want",
 };
 
-/// What `cargo xtask test` needs.
+const PYTHON: Need = Need {
+    program: "python3.11",
+    package: "python3.11-venv",
+    reason: "runs the original transfer engine, and builds wheels",
+};
+
+const OBJDUMP: Need = Need {
+    program: "objdump",
+    package: "binutils",
+    reason: "says which versions of libraries a module needs",
+};
+
+const OPENSSL: Need = Need {
+    program: "openssl",
+    package: "openssl",
+    reason: "makes certificates for engines in Python",
+};
+
+/// What `cargo xtask test` needs: all of it, as its steps run side by side, and packages are installed by one at a time.
 pub(crate) const FOR_TESTS: &[Need] = &[
     TSHARK,
     TCPDUMP,
@@ -92,25 +110,10 @@ pub(crate) const FOR_TESTS: &[Need] = &[
     SYSTEMD_ANALYZE,
     CHROMIUM,
     CHROMEDRIVER,
+    PYTHON,
+    OBJDUMP,
+    OPENSSL,
 ];
-
-const PYTHON: Need = Need {
-    program: "python3.11",
-    package: "python3.11-venv",
-    reason: "runs the original transfer engine, and builds wheels",
-};
-
-const OBJDUMP: Need = Need {
-    program: "objdump",
-    package: "binutils",
-    reason: "says which versions of libraries a module needs",
-};
-
-const OPENSSL: Need = Need {
-    program: "openssl",
-    package: "openssl",
-    reason: "makes certificates for engines in Python",
-};
 
 /// Arguments with which programs succeed only where all of their package is there. Debian has `python3.11` without what
 /// makes virtual environments.

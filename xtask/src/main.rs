@@ -28,7 +28,7 @@ use std::process::ExitCode;
 const USAGE: &str = "\
 usage: cargo xtask TASK
 
-  test                 install what the tests need, then check and test everything
+  test [--only STEP]   install what the tests need, then check and test everything; or one step of it
   tidy                 check the architecture and the style rules that no other tool checks
   licences             check the licence of every dependency
   man                  write the manual pages (packaging/man) anew
@@ -96,7 +96,10 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     };
     let outcome = match (task.as_str(), rest) {
-        ("test", []) => test::run(),
+        ("test", options) => match test::Options::parse(options) {
+            Ok(options) => test::run(&options),
+            Err(error) => return usage(&error.to_string()),
+        },
         ("tidy", []) => tidy::run(),
         ("licences", []) => licences::run(),
         ("man", []) => manual::run(),

@@ -1,62 +1,141 @@
-//! `cargo xtask test`: every check that a change must pass, in the order of what fails fastest.
+//! `cargo xtask test`: every check that a change must pass.
+
+mod beside;
 
 use std::process::Command;
+use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 
 use crate::{campaign, install, interop, licences, mooncake, process, tidy, wheel};
 
 /// One step: its name, and what it does.
 type Step = (&'static str, fn() -> Result<()>);
 
-/// The tests come last: what a test runner counted must be the last thing printed.
-const STEPS: &[Step] = &[
+/// What comes first, in the order of what fails fastest. It keeps all processors busy by itself.
+const FIRST: &[Step] = &[
     ("install", install_needs),
     ("format", || process::run(process::cargo().args(["fmt", "--all", "--check"]))),
     ("tidy", tidy::run),
     ("licences", licences::run),
     ("clippy", clippy),
     ("documentation", documentation),
+    ("build", build),
     ("doc tests", || process::run(process::cargo().args(["test", "--workspace", "--doc"]))),
-    ("models", models),
+];
+
+/// What lets processors idle: it waits for guests, which are emulated on one of them, and for others' timers.
+const WAITING: &[Step] = &[
     ("interop", interop),
     ("mooncake", || mooncake::run(&mooncake::Options::default())),
-    ("wheels", wheel::run),
     ("power cut", || interop::power_cut::run(&interop::power_cut::Options::default())),
+    ("wheels", wheel::run),
+];
+
+/// What only computes, and has no bound of time: it runs [`beside`] those that wait, in folders of its own, since
+/// cargo builds in one for one process at a time. `wheels` finds there what was built.
+const COMPUTING: &[Step] =
+    &[("wheels' build", wheel::build), ("models", models), ("seeds", campaign::run_of_commit)];
+
+/// What needs the machine to itself: it counts allocations, and says how long a failure may take. The tests come last:
+/// what a test runner counted must be the last thing printed.
+const ALONE: &[Step] = &[
     ("verbs over packet sockets", verbs_over_packet_sockets),
     ("transfers with TENT", transfers_with_tent),
-    ("seeds", campaign::run_of_commit),
     ("tests", tests),
 ];
 
-/// Runs every step, also after one that has failed: who waits for all of them is to hear of all failures.
-pub(crate) fn run() -> Result<()> {
-    let mut failed = Vec::new();
-    let mut times: Vec<(&str, Duration)> = Vec::new();
-    for (index, (name, step)) in STEPS.iter().enumerate() {
-        let last = index + 1 == STEPS.len();
-        if last {
-            let list: Vec<_> =
-                times.iter().map(|(name, time)| format!("{name} {time:.1?}")).collect();
-            eprintln!("xtask: so far: {}", list.join(", "));
-        }
-        eprintln!("xtask: {name}");
-        let start = Instant::now();
-        if let Err(error) = step() {
-            eprintln!("xtask: {name}: FAILED, {:.1?}: {error:#}", start.elapsed());
-            failed.push(*name);
-        } else if !last {
-            // The runner's summary has its own time, and nothing is to follow it.
-            eprintln!("xtask: {name}: ok, {:.1?}", start.elapsed());
-            times.push((name, start.elapsed()));
+/// What the command line asks for.
+#[derive(Debug, Default)]
+pub(crate) struct Options {
+    only: Option<String>,
+}
+
+impl Options {
+    pub(crate) fn parse(arguments: &[String]) -> Result<Self> {
+        match arguments {
+            [] => Ok(Self::default()),
+            [option, name] if option == "--only" => {
+                step(name)?;
+                Ok(Self { only: Some(name.clone()) })
+            }
+            _ => bail!("test {}: its only option is --only STEP", arguments.join(" ")),
         }
     }
-    if !failed.is_empty() {
-        bail!("failed: {}", failed.join(", "));
+}
+
+/// The step that is called so.
+fn step(name: &str) -> Result<Step> {
+    let all = || [FIRST, WAITING, COMPUTING, ALONE].into_iter().flatten();
+    all().find(|step| step.0 == name).copied().with_context(|| {
+        let names: Vec<&str> = all().map(|step| step.0).collect();
+        format!("--only {name}: the steps are {}", names.join(", "))
+    })
+}
+
+/// Runs every step, also after one that has failed: who waits for all of them is to hear of all failures.
+pub(crate) fn run(options: &Options) -> Result<()> {
+    if let Some(name) = &options.only {
+        return step(name)?.1();
+    }
+    let mut record = Record::default();
+    record.run_all(FIRST);
+    thread::scope(|scope| {
+        let computing = scope.spawn(|| beside::run_all(COMPUTING));
+        record.run_all(WAITING);
+        let computed = computing.join().map_err(|_| anyhow!("the thread beside has panicked"))?;
+        record.times.extend(computed.times);
+        record.failed.extend(computed.failed);
+        anyhow::Ok(())
+    })?;
+    record.run_all(ALONE);
+    if !record.failed.is_empty() {
+        bail!("failed: {}", record.failed.join(", "));
     }
     Ok(())
 }
+
+/// What became of steps.
+#[derive(Default)]
+struct Record {
+    failed: Vec<&'static str>,
+    /// Of those that did not fail.
+    times: Vec<(&'static str, Duration)>,
+}
+
+impl Record {
+    fn run_all(&mut self, steps: &[Step]) {
+        for (name, run) in steps {
+            if *name == LAST {
+                let times = self.times.iter().map(|(name, time)| format!("{name} {time:.1?}"));
+                eprintln!("xtask: so far: {}", times.collect::<Vec<_>>().join(", "));
+            }
+            eprintln!("xtask: {name}");
+            let start = Instant::now();
+            let outcome = run();
+            self.add(name, start.elapsed(), outcome);
+        }
+    }
+
+    fn add(&mut self, name: &'static str, time: Duration, outcome: Result<()>) {
+        match outcome {
+            Err(error) => {
+                eprintln!("xtask: {name}: FAILED, {time:.1?}: {error:#}");
+                self.failed.push(name);
+            }
+            // The runner's summary has its own time, and nothing is to follow it.
+            Ok(()) if name == LAST => {}
+            Ok(()) => {
+                eprintln!("xtask: {name}: ok, {time:.1?}");
+                self.times.push((name, time));
+            }
+        }
+    }
+}
+
+/// The step after which nothing is said.
+const LAST: &str = "tests";
 
 fn install_needs() -> Result<()> {
     let missing = install::ensure(install::FOR_TESTS);
@@ -83,6 +162,11 @@ fn documentation() -> Result<()> {
     )
 }
 
+/// All that the steps after it run, but what has folders of its own: those are not to wait for a compiler.
+fn build() -> Result<()> {
+    process::run(process::cargo().args(["test", "--workspace", "--no-run"]))
+}
+
 /// The concurrency of `millstream-net`, in all orders in which threads can take their steps.
 fn models() -> Result<()> {
     let mut command = process::cargo();
@@ -106,8 +190,7 @@ fn verbs_over_packet_sockets() -> Result<()> {
         eprintln!("xtask: skipped: {reason}");
         return Ok(());
     }
-    let mut command = process::cargo();
-    command.args(if has_nextest() { &["nextest", "run"][..] } else { &["test"] });
+    let mut command = nextest().unwrap_or_else(|| cargo_test(&[]));
     command.args(["--workspace", "--test", "suite"]);
     process::run(command.env("MILLSTREAM_TEST_DRIVER", "packet"))
 }
@@ -144,28 +227,83 @@ const WITH_TENT: [&str; 26] = [
 ];
 
 fn transfers_with_tent() -> Result<()> {
-    let mut command = process::cargo();
-    if has_nextest() {
-        // Chosen in the whole workspace, as `programs` says why.
-        command.args(["nextest", "run", "--workspace", "-E", "package(millstream-transfer)"]);
-    } else {
-        command.args(["test", "-p", "millstream-transfer"]);
-    }
+    let mut command = match nextest() {
+        Some(mut command) => {
+            // Chosen in the whole workspace, as `programs` says why.
+            command.args(["--workspace", "-E", "package(millstream-transfer)"]);
+            command
+        }
+        None => cargo_test(&["-p", "millstream-transfer"]),
+    };
     for test in WITH_TENT {
         command.args(["--test", test]);
     }
     process::run(command.env("MC_USE_TENT", "1"))
 }
 
-fn has_nextest() -> bool {
-    process::succeeds(Command::new("cargo-nextest").args(["nextest", "--version"]))
+/// Parts of a processor that the profile counts in: how many of them a test is given, `.config/nextest.toml` says.
+const SHARES: usize = 4;
+
+/// Runs tests by the profile that says which of them let time pass, so that others run meanwhile. Nothing where
+/// cargo-nextest is not installed.
+fn nextest() -> Option<Command> {
+    if !process::succeeds(Command::new("cargo-nextest").args(["nextest", "--version"])) {
+        eprintln!("xtask: cargo-nextest is not installed, so `cargo test` runs the tests");
+        return None;
+    }
+    let processors = thread::available_parallelism().map_or(1, usize::from);
+    let mut command = process::cargo();
+    command.args(["nextest", "run", "--profile", "ci"]);
+    command.args(["--test-threads", &(SHARES * processors).to_string()]);
+    Some(command)
+}
+
+fn cargo_test(arguments: &[&str]) -> Command {
+    let mut command = process::cargo();
+    command.arg("test").args(arguments);
+    command
 }
 
 fn tests() -> Result<()> {
-    if has_nextest() {
-        return process::run(process::cargo().args(["nextest", "run", "--workspace"]));
+    let mut command = match nextest() {
+        Some(command) => command,
+        None => cargo_test(&["--lib", "--bins", "--tests", "--examples"]),
+    };
+    process::run(command.arg("--workspace"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(words: &[&str]) -> Result<Options> {
+        Options::parse(&words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>())
     }
-    eprintln!("xtask: cargo-nextest is not installed, so `cargo test` runs the tests");
-    let targets = ["--lib", "--bins", "--tests", "--examples"];
-    process::run(process::cargo().args(["test", "--workspace"]).args(targets))
+
+    #[test]
+    fn one_step_is_chosen_by_its_name() {
+        assert_eq!(parse(&[]).unwrap().only, None);
+        assert_eq!(parse(&["--only", "seeds"]).unwrap().only.as_deref(), Some("seeds"));
+        let error = parse(&["--only", "seed"]).unwrap_err().to_string();
+        assert!(error.contains("install, format, ") && error.ends_with(", tests"), "{error}");
+        for wrong in [&["--only"][..], &["seeds"], &["--only", "seeds", "models"]] {
+            assert!(parse(wrong).unwrap_err().to_string().contains("--only STEP"), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn what_failed_is_kept_beside_what_did_not() {
+        let mut record = Record::default();
+        record.run_all(&[("one", || Ok(())), ("two", || bail!("why")), (LAST, || Ok(()))]);
+        assert_eq!(record.failed, ["two"]);
+        assert_eq!(record.times.iter().map(|time| time.0).collect::<Vec<_>>(), ["one"]);
+    }
+
+    #[test]
+    fn steps_have_names_of_their_own() {
+        let all = [FIRST, WAITING, COMPUTING, ALONE].concat();
+        let names: std::collections::BTreeSet<&str> = all.iter().map(|step| step.0).collect();
+        assert_eq!(names.len(), all.len());
+        assert_eq!(all.last().map(|step| step.0), Some(LAST));
+    }
 }

@@ -25,8 +25,10 @@ use crate::{process, programs};
 const RUNS: u64 = 1000;
 /// Scenarios whose first thousand the tests of `crates/sim` make.
 const TESTED: [&str; 3] = ["control-chaos", "inc-chaos", "rc-chaos"];
-/// Those of scenarios whose one run is a table of many simulations: some seconds each.
-const RUNS_OF_TABLES: [(&str, u64); 3] = [("congestion", 5), ("grid", 5), ("inc-scale", 2)];
+/// Those of scenarios of which one run takes long: tables of many simulations take some seconds each, and a
+/// thousand of `transfer` as long as all others together. Each commit tries others.
+const FEWER: [(&str, u64); 5] =
+    [("congestion", 5), ("grid", 5), ("inc-scale", 2), ("swarm", 500), ("transfer", 250)];
 /// How often a long campaign says how far it is.
 const NEWS: Duration = Duration::from_secs(60);
 
@@ -69,8 +71,8 @@ pub(crate) fn run_of_commit() -> Result<()> {
     let base = commit::seed();
     let mut plan = Plan::new(None);
     for name in scenarios(&millstream)? {
-        let tables = RUNS_OF_TABLES.iter().find(|(table, _)| *table == name);
-        let runs = tables.map_or(RUNS, |&(_, runs)| runs);
+        let fewer = FEWER.iter().find(|(slow, _)| *slow == name);
+        let runs = fewer.map_or(RUNS, |&(_, runs)| runs);
         let tested = TESTED.contains(&name.as_str());
         for first in [0, base].into_iter().skip(usize::from(tested)) {
             plan.add(Seeds::new(&name, first, runs)?);

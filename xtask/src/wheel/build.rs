@@ -2,7 +2,7 @@
 
 use std::env;
 use std::ffi::OsString;
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -23,6 +23,10 @@ pub(super) struct Wheels {
 
 /// Builds all of them into an empty `target/wheels`.
 pub(super) fn wheels() -> Result<Wheels> {
+    // Two processes take turns. The lock ends with the file.
+    fs::create_dir_all(process::target_directory())?;
+    let lock = File::create(process::target_directory().join("wheels.lock"))?;
+    lock.lock()?;
     let tools = Environment::tools()?;
     let folder = process::target_directory().join("wheels");
     if folder.exists() {

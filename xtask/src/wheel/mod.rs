@@ -18,14 +18,7 @@ use crate::{install, process, programs};
 
 /// Builds the wheels into `target/wheels`, checks and tests them.
 pub(crate) fn run() -> Result<()> {
-    let missing = install::ensure(install::FOR_WHEELS);
-    if !missing.is_empty() {
-        let names: Vec<&str> = missing.iter().map(|need| need.program).collect();
-        let reason = format!("wheels need {}", names.join(", "));
-        if process::everything_required() {
-            bail!("{reason}, and MILLSTREAM_REQUIRE=all");
-        }
-        eprintln!("xtask: skipped: {reason}");
+    if !everything_is_there()? {
         return Ok(());
     }
     let wheels = timed("built", build::wheels)?;
@@ -44,6 +37,29 @@ pub(crate) fn run() -> Result<()> {
     })?;
     timed("compared with the original", || mooncake::compare(&environment))?;
     timed("installed beside the original", || mooncake::beside(&wheels))
+}
+
+/// Builds the wheels and no more: whoever does so next finds what the compiler made.
+pub(crate) fn build() -> Result<()> {
+    if everything_is_there()? {
+        timed("built", build::wheels)?;
+    }
+    Ok(())
+}
+
+/// Installs what wheels need. Where that cannot be, says so.
+fn everything_is_there() -> Result<bool> {
+    let missing = install::ensure(install::FOR_WHEELS);
+    if missing.is_empty() {
+        return Ok(true);
+    }
+    let names: Vec<&str> = missing.iter().map(|need| need.program).collect();
+    let reason = format!("wheels need {}", names.join(", "));
+    if process::everything_required() {
+        bail!("{reason}, and MILLSTREAM_REQUIRE=all");
+    }
+    eprintln!("xtask: skipped: {reason}");
+    Ok(false)
 }
 
 /// Does something, and says how long it took.
