@@ -131,7 +131,7 @@ fn clients(host: &str, port: &str) -> [String; 5] {
         format!("rdma pingpong --bind {four} --timeout 1s --port {port} {host}"),
         format!(
             "allreduce --controller {host}:{port} --group g --world 2 --rank 0 --size 4 \
-             --dtype int32 --op sum --bind {}",
+             --dtype int32 --op sum --timeout 5s --bind {}",
             address()
         ),
     ]
@@ -380,7 +380,7 @@ fn ranks_and_switches_that_are_refused() {
         "--world=3",
         "--rank=0",
     ]);
-    first.args(["--dtype=int32", "--op=sum", "--size=4", "--bind", &address()]);
+    first.args(["--dtype=int32", "--op=sum", "--size=4", "--timeout=5s", "--bind", &address()]);
     let first = Running::start("rank 0", &mut first);
     let rank = |world: u32, rank: u32| {
         format!(

@@ -88,6 +88,7 @@ fn messages_of_another_size_are_an_error_on_the_side_that_gets_them() {
         PORT,
         "--size=1000",
         "--iters=5",
+        "--timeout=5s",
         &bind,
     ]);
     let server = server.output();
