@@ -36,7 +36,7 @@ const WAITING: &[Step] = &[
 /// What only computes, and has no bound of time: it runs [`beside`] those that wait, in folders of its own, since
 /// cargo builds in one for one process at a time. `wheels` finds there what was built.
 const COMPUTING: &[Step] =
-    &[("wheels' build", wheel::build), ("models", models), ("seeds", campaign::run_of_commit)];
+    &[("wheel build", wheel::build), ("models", models), ("seeds", campaign::run_of_commit)];
 
 /// What needs the machine to itself: it counts allocations, and says how long a failure may take. The tests come last:
 /// what a test runner counted must be the last thing printed.
