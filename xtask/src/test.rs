@@ -33,8 +33,8 @@ const WAITING: &[Step] = &[
     ("wheels", wheel::run),
 ];
 
-/// What only computes, and has no bound of time: it runs [`beside`] those that wait, in folders of its own, since
-/// cargo builds in one for one process at a time. `wheels` finds there what was built.
+/// What only computes, and has no bound of time: it runs [`beside`] those that wait. What it builds is in folders of its
+/// own, since cargo builds in one for one process at a time; `wheels` finds there what the first one built.
 const COMPUTING: &[Step] =
     &[("wheel build", wheel::build), ("models", models), ("seeds", campaign::run_of_commit)];
 
@@ -241,7 +241,7 @@ fn transfers_with_tent() -> Result<()> {
     process::run(command.env("MC_USE_TENT", "1"))
 }
 
-/// Parts of a processor that the profile counts in: how many of them a test is given, `.config/nextest.toml` says.
+/// Threads for each processor: how many of them a test takes, `.config/nextest.toml` says.
 const SHARES: usize = 4;
 
 /// Runs tests by the profile that says which of them let time pass, so that others run meanwhile. Nothing where
