@@ -120,3 +120,53 @@ impl Policy for AnyPolicy {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Access, Order, RailSpec, RailState, TentConfig};
+
+    /// Posts nothing, and says nothing else.
+    #[derive(Debug)]
+    struct Plain;
+
+    impl Policy for Plain {
+        fn pick(&mut self, _now: Instant, _slice: &SliceInfo, _rails: &Rails<'_>) -> Pick {
+            Pick::Wait
+        }
+    }
+
+    const SLICE: SliceInfo = SliceInfo {
+        opcode: Opcode::Read,
+        length: 1000,
+        room: 1000,
+        level: PriorityLevel::Normal,
+        yields: false,
+        attempt: 0,
+        class: 0,
+        local_location: 0,
+        peer_location: 0,
+    };
+
+    #[test]
+    fn policies_say_what_theirs_does() {
+        let (access, max_slices) = (Access::Connection, 4);
+        let spec = RailSpec { local_nic: 0, peer_nic: 0, transport: 0, access, max_slices };
+        let mut rail = Rail::new(spec);
+        rail.state = RailState::Up;
+        let classic = Classic::new(Order::RoundRobin, Vec::new(), Vec::new());
+        let tent = Tent::new(TentConfig::default(), Vec::new(), Vec::new());
+        let policies = (Plain, AnyPolicy::Classic(classic), AnyPolicy::Tent(tent));
+        for (policy, is_tent) in
+            [(&policies.0 as &dyn Policy, false), (&policies.1, false), (&policies.2, true)]
+        {
+            assert_eq!(policy.has_priorities(), is_tent);
+            let patience = Duration::from_secs(1);
+            assert_eq!(policy.most_age(patience), is_tent.then_some(4 * patience));
+            for (slices, expected) in [(0, false), (4, true)] {
+                rail.slices = slices;
+                assert_eq!(policy.is_full(&rail, &SLICE), expected);
+            }
+        }
+    }
+}

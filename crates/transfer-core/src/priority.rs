@@ -106,7 +106,7 @@ mod tests {
         let of_all = served(&PriorityLevel::ALL, 1200, 100);
         assert!(of_all[0] > 900 && of_all[1] >= 90 && of_all[2] >= 90, "{of_all:?}");
         // Two queues of a level share that of one.
-        assert_eq!(served(&[Latency, Bulk, Bulk], 220, 100), [200, 10, 10]);
+        assert_eq!(served(&[Latency, Bulk, Bulk], 2200, 100), [2000, 100, 100]);
     }
 
     #[test]

@@ -223,7 +223,7 @@ impl Class {
     /// The first of the rails from the turn on that is wanted.
     fn next(&mut self, wanted: impl Fn(usize, RailId) -> bool) -> Option<RailId> {
         let count = self.up.len();
-        let from = if self.turn < count { self.turn } else { 0 };
+        let from = self.turn.min(count);
         let at = (from..count).chain(0..from).find(|&at| wanted(at, self.up[at]))?;
         self.turn = at + 1;
         Some(self.up[at])
@@ -472,13 +472,76 @@ mod tests {
         for _ in 0..3 {
             assert_eq!(pick(&mut tent, 1026, &rails), Pick::Post(RailId(0)));
         }
-        // It may be old where much is in flight: here 50 ms, twice what it needs.
+        // It may be old where much is in flight: twice the 12 ms that it needs, and four round trips.
         let mut rails = [measured(0, 1), measured(1, 40)];
-        hold(&mut rails[0], 14, 1000);
-        for (slices, expected) in [(12, 0), (14, 0)] {
-            hold(&mut rails[0], slices, 1000 - 24);
-            assert_eq!(pick(&mut tent, 1000, &rails), Pick::Post(RailId(expected)));
+        for (age, expected) in [(28, 0), (29, 1)] {
+            hold(&mut rails[0], 12, 1000 - age);
+            assert_eq!(pick(&mut tent, 1000, &rails), Pick::Post(RailId(expected)), "{age} ms");
         }
+    }
+
+    #[test]
+    fn a_rail_has_in_flight_what_it_carries_in_15_ms_or_two_round_trips() {
+        let config = TentConfig::default();
+        // 40 ms a slice, and a round trip.
+        let mut rail = measured(0, 40);
+        rail.slices = 2;
+        for (bytes, expected) in [(100_000, true), (127_999, true), (128_000, false)] {
+            rail.bytes = bytes;
+            assert_eq!(config.is_short_of(&rail), expected, "{bytes} in flight");
+        }
+        // One that is full has no room, or as much as it can use.
+        let tent = tent();
+        let mut rail = measured(0, 1);
+        assert!(!tent.is_full(&rail, &slice(0)));
+        hold(&mut rail, 14, 1000);
+        assert!(!tent.is_full(&rail, &slice(0)));
+        hold(&mut rail, 15, 1000);
+        assert!(rail.has_room(SLICE) && tent.is_full(&rail, &slice(0)));
+        hold(&mut rail, 1, 1000);
+        rail.probing = true;
+        assert!(config.is_short_of(&rail) && tent.is_full(&rail, &slice(0)));
+    }
+
+    /// Once a second a lower level leaves even the room of a round trip.
+    #[test]
+    fn the_smallest_round_trip_is_none_behind_own_slices() {
+        let config = TentConfig::default();
+        for (each, drain) in [(1, 10), (40, 80), (50, 100)] {
+            let rail = measured(0, each);
+            let longer = config.reserve + Duration::from_millis(each);
+            for (now, expected) in [(drain - 1, config.reserve), (drain, longer), (999, longer)] {
+                assert_eq!(config.allowance(at(5000 + now), &rail), expected, "{each} ms at {now}");
+            }
+        }
+    }
+
+    #[test]
+    fn rails_of_another_transport_are_for_when_there_are_none_of_the_first() {
+        let mut rails = [rail(0), rail(1), rail(2)];
+        rails[0].spec.transport = 1;
+        rails.iter_mut().for_each(|rail| rail.state = RailState::Down);
+        let (mut tent, mut version) = (tent(), 0);
+        let mut picks = |now, rails: &[Rail]| {
+            version += 1;
+            let view = Rails { all: rails, version };
+            [(); 2].map(|()| tent.pick(at(now), &slice(0), &view))
+        };
+        assert_eq!(picks(0, &rails), [Pick::Connect(RailId(1)); 2]);
+        rails[1].state = RailState::Up;
+        assert_eq!(picks(0, &rails), [Pick::Connect(RailId(2)); 2]);
+        rails[2].state = RailState::Up;
+        assert_eq!(picks(0, &rails), [1, 2].map(|rail| Pick::Post(RailId(rail))));
+        rails[1].rest(at(0), true, &Config::default());
+        assert_eq!(picks(5, &rails), [Pick::Post(RailId(2)); 2]);
+        rails[2].rest(at(0), true, &Config::default());
+        assert_eq!(picks(5, &rails), [Pick::Connect(RailId(0)); 2]);
+        rails[0].state = RailState::Up;
+        assert_eq!(picks(5, &rails), [Pick::Post(RailId(0)); 2]);
+        rails[1].state = RailState::Connecting;
+        assert_eq!(picks(5, &rails), [Pick::Post(RailId(0)); 2], "meanwhile");
+        rails[1].state = RailState::Up;
+        assert_eq!(picks(5, &rails), [Pick::Post(RailId(1)); 2]);
     }
 
     #[test]
@@ -493,9 +556,24 @@ mod tests {
             }
         }
         assert_eq!(probes, [16, 33, 50, 67, 84], "one in 17, since it stays idle here");
-        for (now, expected) in [(1600, 0), (1680, 1)] {
+        let mut rails = rails;
+        let mut after_16 = |now, rails: &[Rail]| {
             tent.since_probe = 16;
-            assert_eq!(pick(&mut tent, now, &rails), Pick::Post(RailId(expected)), "{now}");
+            pick(&mut tent, now, rails)
+        };
+        for (now, expected) in [(1600, 0), (1639, 0), (1640, 1)] {
+            assert_eq!(after_16(now, &rails), Pick::Post(RailId(expected)), "{now}");
+        }
+        // It is asked after 100 ms at the soonest, and 800 at the latest.
+        rails[1] = measured(1, 5);
+        rails[0] = measured(0, 50);
+        for (now, expected) in [(1099, 1), (1399, 1), (1799, 1), (1800, 0)] {
+            assert_eq!(after_16(now, &rails), Pick::Post(RailId(expected)), "{now}");
+        }
+        // One that has something to do is measured by that.
+        hold(&mut rails[0], 1, 1999);
+        for _ in 0..2 {
+            assert_eq!(after_16(2000, &rails), Pick::Post(RailId(1)));
         }
     }
 
@@ -512,6 +590,10 @@ mod tests {
         let rails = [rail(0), rail(1)];
         let turns = [(); 2].map(|()| pick(&mut tent, 1000, &rails));
         assert!(turns.contains(&Pick::Post(RailId(0))) && turns.contains(&Pick::Post(RailId(1))));
+        // The one with less to do.
+        let mut rails = rails;
+        hold(&mut rails[0], 1, 1000);
+        assert_eq!(pick(&mut self::tent(), 1000, &rails), Pick::Post(RailId(1)));
     }
 
     #[test]

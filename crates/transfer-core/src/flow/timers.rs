@@ -104,7 +104,7 @@ impl<P: Policy> Flow<P> {
             return false;
         }
         let overdue_at = *rail.overdue_at.get_or_insert(now);
-        overdue_at < now && self.others_complete(index, overdue_at)
+        self.others_complete(index, overdue_at)
     }
 
     /// A rail is given up; `early` if while others complete.

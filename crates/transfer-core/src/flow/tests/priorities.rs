@@ -57,6 +57,14 @@ fn the_higher_level_is_first_and_classic_has_none() {
 }
 
 #[test]
+fn of_two_levels_that_are_due_the_higher_is_first() {
+    let requests = [Bulk, Normal, Latency].map(|level| at_level(level, level as u64, 40 * SLICE));
+    let users = order(tent(), &requests, |_, _| {});
+    assert_eq!(users[..15], [Latency as u64; 15]);
+    assert_eq!(users[15..18], [Normal, Bulk, Latency].map(|level| level as u64));
+}
+
+#[test]
 fn within_a_level_the_earliest_deadline_is_first() {
     let due = |user, millis| Request { deadline: Some(at(millis)), ..write(user, SLICE) };
     let requests = [write(1, SLICE), due(2, 900), due(3, 500), due(4, 700), due(5, 500)];

@@ -373,3 +373,48 @@ fn what_all_carry_is_told_where_it_is_known() {
     }
     assert_eq!(bench.flow.peak_rate(bench.now, LATER), None);
 }
+
+/// What makes it known, and each thing by itself that does not.
+#[test]
+fn the_rate_of_all_rails_is_known_where_that_of_each_is() {
+    let known = |rail: &mut Rail| {
+        rail.measure.begin(at(0), Duration::ZERO);
+        let mark = rail.measure.mark();
+        for now in 1..=1000 {
+            rail.completed(at(now), (at(0), mark), 64_000, Duration::ZERO);
+        }
+        (rail.state, rail.full_at) = (RailState::Up, Some(at(1000)));
+    };
+    let rate = |change: &dyn Fn(&mut Rail), now: u64, until: u64| {
+        let mut bench = Bench::new();
+        bench.flow.rails.iter_mut().for_each(known);
+        change(&mut bench.flow.rails[1]);
+        bench.flow.peak_rate(at(now), at(until))
+    };
+    let one = Some(64_000_000);
+    assert_eq!(rate(&|_| {}, 1000, 5000), Some(128_000_000));
+    assert_eq!(rate(&|_| {}, 1999, 5000), Some(128_000_000));
+    assert_eq!(rate(&|_| {}, 2000, 5000), None);
+    assert_eq!(rate(&|rail| rail.full_at = Some(at(0)), 1000, 5000), None);
+    assert_eq!(rate(&|rail| rail.full_at = None, 1000, 5000), None);
+    assert_eq!(rate(&|rail| rail.completed_at = at(0), 1000, 5000), None);
+    let single = |rail: &mut Rail| {
+        rail.measure.forget();
+        rail.measure.begin(at(998), Duration::ZERO);
+        let mark = rail.measure.mark();
+        rail.completed(at(1000), (at(998), mark), 64_000, Duration::ZERO);
+    };
+    assert_eq!(rate(&single, 1000, 5000), None, "one slice is no rate");
+    for (state, probing, expected) in [
+        (RailState::Connecting, false, None),
+        (RailState::Fencing, false, None),
+        (RailState::Down, true, None),
+        (RailState::Down, false, one),
+        (RailState::Paused(at(4999)), true, None),
+        (RailState::Paused(at(5000)), true, one),
+        (RailState::Paused(at(5001)), true, one),
+    ] {
+        let change = |rail: &mut Rail| (rail.state, rail.probing) = (state, probing);
+        assert_eq!(rate(&change, 1000, 5000), expected, "{state:?} {probing}");
+    }
+}

@@ -211,6 +211,7 @@ fn a_rail_that_is_silent_again_has_twice_the_patience_until_it_completes_somethi
             bench.posts.extend(mine);
             others.into_iter().for_each(|post| bench.complete(post, SliceResult::Done));
         }
+        assert!(bench.rail(1).probing, "one slice shows whether it works");
     }
     assert!(waited.is_sorted(), "{waited:?}");
     assert!(waited[0] <= 250 && waited[1] <= 1300 && waited[5] >= 3000, "{waited:?}");

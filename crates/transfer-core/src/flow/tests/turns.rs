@@ -162,3 +162,115 @@ fn the_oldest_byte_is_that_of_the_slice_that_was_posted_first() {
     bench.complete(posts[1], SliceResult::Done);
     assert_eq!(age(&bench), None);
 }
+
+#[test]
+fn of_what_waits_those_rails_are_full_that_are_up_and_have_no_room() {
+    let asked = Cell::new(0);
+    let mut flow = Flow::new(Config::default(), Fixed(Pick::Wait, &asked), INCARNATION, 0);
+    for rail in 0..3 {
+        flow.add_rail(RailSpec { max_slices: 1, ..spec(rail, Access::Connection) });
+    }
+    (flow.rails[0].state, flow.rails[0].slices) = (RailState::Up, 1);
+    flow.rails[1].state = RailState::Up;
+    flow.rails[2].slices = 1;
+    flow.submit(&write(1, SLICE)).unwrap();
+    assert_eq!(flow.poll_output(at(7)), None);
+    let full: Vec<_> = flow.rails.iter().map(|rail| rail.full_at).collect();
+    assert_eq!(full, [Some(at(7)), None, None]);
+}
+
+/// What is usual for a short time does not count.
+#[test]
+fn this_process_is_held_up_while_nothing_is_posted_or_completes() {
+    let mut bench = Bench::with(Config::default(), &[spec(0, Access::Connection)]);
+    bench.submit(write(1, 4 * SLICE));
+    bench.connect_all();
+    for (now, millis) in [(5, 0), (15, 0), (40, 15), (51, 16)] {
+        bench.now = at(now);
+        let post = bench.posts.remove(0);
+        bench.complete(post, SliceResult::Done);
+        assert_eq!(bench.flow.held_up, Duration::from_millis(millis), "at {now} ms");
+    }
+    bench.now = at(71);
+    bench.submit(write(2, SLICE));
+    assert_eq!(bench.flow.held_up, Duration::from_millis(26));
+}
+
+#[test]
+fn bytes_in_flight_are_of_the_level_of_their_task() {
+    let yields = Cell::new(false);
+    let mut flow = Flow::new(Config::default(), Yields(&yields), INCARNATION, 0);
+    flow.add_rail(spec(0, Access::Connection));
+    flow.rails[0].state = RailState::Up;
+    let mut posts = Vec::new();
+    for (priority, length) in [(PriorityLevel::Bulk, 700), (PriorityLevel::Latency, 50)] {
+        flow.submit(&Request { priority, ..write(length, length) }).unwrap();
+        flow.submit(&Request { priority, ..write(length, length) }).unwrap();
+        let outputs = outputs(&mut flow);
+        let [Output::Post(first), Output::Post(second)] = outputs[..] else { panic!() };
+        posts.extend([first, second]);
+    }
+    for expected in [[100, 0, 1400], [100, 0, 700], [100, 0, 0], [50, 0, 0]] {
+        let rail = &flow.rails[0];
+        assert_eq!((rail.level_bytes, rail.bytes), (expected, expected.iter().sum::<u64>()));
+        flow.completed(at(0), posts.remove(0).slice, SliceResult::Done);
+    }
+    assert_eq!(flow.rails[0].level_bytes, [0; 3]);
+}
+
+#[test]
+fn there_are_as_many_pairs_of_locations_as_queues_have_numbers() {
+    let config = Config { max_locations: usize::MAX, ..Config::default() };
+    let mut bench = Bench::with(config, &[]);
+    bench.submit(write(1, 1));
+    // With three levels each, the last queue has number 65,534.
+    for (pair, is_last) in [(21_843, false), (21_844, true)] {
+        bench.flow.queues[0].pair = pair;
+        let elsewhere = Request { peer_location: pair, ..write(2, 1) };
+        assert_eq!(bench.flow.submit(&elsewhere).is_err(), is_last, "{pair}");
+    }
+}
+
+/// Says how old the oldest byte of a rail may be; else as the classic policy.
+#[derive(Debug)]
+struct Ages(Classic);
+
+impl Policy for Ages {
+    fn pick(&mut self, now: Instant, slice: &SliceInfo, rails: &Rails<'_>) -> Pick {
+        self.0.pick(now, slice, rails)
+    }
+
+    fn most_age(&self, _patience: Duration) -> Option<Duration> {
+        Some(Duration::from_millis(300))
+    }
+}
+
+/// Its oldest byte is looked at each 100 ms, and must be too old twice.
+#[test]
+fn a_rail_is_overdue_when_its_oldest_byte_is_as_old_as_it_may_be() {
+    let classic = Classic::new(Order::RoundRobin, Vec::new(), Vec::new());
+    let mut flow = Flow::new(Config::default(), Ages(classic), INCARNATION, 0);
+    for nic in 0..2 {
+        flow.add_rail(spec(nic, Access::Connection)).unwrap();
+        flow.rails[usize::from(nic)].state = RailState::Up;
+    }
+    flow.submit(&write(1, 1000 * SLICE)).unwrap();
+    let mut posted: [VecDeque<Post>; 2] = Default::default();
+    for now in 0..400 {
+        while let Some(output) = flow.poll_output(at(now)) {
+            let Output::Post(post) = output else { panic!("{output:?} at {now} ms") };
+            posted[usize::from(post.rail.0)].push_back(post);
+        }
+        // Each completes one each 5 ms; but the oldest one of the second rail hangs.
+        if now % 5 == 0 && now > 0 {
+            for (rail, posted) in posted.iter_mut().enumerate() {
+                let post = posted.remove(rail).unwrap();
+                flow.completed(at(now), post.slice, SliceResult::Done);
+            }
+        }
+        flow.handle_timeout(at(now));
+    }
+    assert!(flow.rails.iter().all(Rail::is_up));
+    flow.handle_timeout(at(400));
+    assert_eq!((flow.rails[0].is_up(), flow.rails[1].is_up()), (true, false));
+}
