@@ -4,11 +4,11 @@ use core::time::Duration;
 
 use crate::Instant;
 
-/// A rate is taken over at least so long: a link may let some packets pass at once that has sent nothing
+/// A rate is taken over at least so many nanoseconds: a link may let some packets pass at once that has sent nothing
 /// for a while, and a rail that may hold too much takes what others would have carried.
-const SAMPLE: Duration = Duration::from_millis(2);
-/// The past counts for between one and two of these.
-const MEMORY: Duration = Duration::from_secs(5);
+const SAMPLE: u64 = 2_000_000;
+/// The past counts for between one and two of these, in nanoseconds.
+const MEMORY: u64 = 5_000_000_000;
 
 /// The most of the recent past: of the present epoch and of the one before.
 #[derive(Debug, Default)]
@@ -80,7 +80,7 @@ pub(crate) struct Mark {
 
 impl Best {
     fn add(&mut self, now: Instant, value: u64) {
-        let age = now.saturating_duration_since(self.epoch_start);
+        let age = now.nanos_since(self.epoch_start);
         if age >= MEMORY {
             self.past = self.present.take().filter(|_| age < 2 * MEMORY);
             self.epoch_start = now;
@@ -95,12 +95,12 @@ impl Best {
 
 impl RoundTrip {
     fn is_old(&self, now: Instant) -> bool {
-        self.smallest.is_some() && now.saturating_duration_since(self.at) >= 2 * MEMORY
+        self.smallest.is_some() && now.nanos_since(self.at) >= 2 * MEMORY
     }
 
     /// A slice has completed that was posted then, `alone` if nothing else was in flight. `little` is in flight now.
     fn add(&mut self, now: Instant, posted_at: Instant, alone: bool, little: bool) {
-        let nanos = now.saturating_duration_since(posted_at).as_nanos() as u64;
+        let nanos = now.nanos_since(posted_at);
         let over_empty_queue = alone || self.emptied_at.is_some_and(|since| posted_at >= since);
         if self.smallest.is_none_or(|smallest| nanos <= smallest)
             || (self.is_old(now) && over_empty_queue)
@@ -177,6 +177,15 @@ pub(crate) const fn times(bytes: u64, cost: u64) -> u64 {
     bytes.saturating_mul(cost) >> COST_PLACES
 }
 
+/// `value` times `by` over `over`, which is not 0; no more than fits.
+pub(crate) fn scaled(value: u64, by: u64, over: u64) -> u64 {
+    match value.checked_mul(by) {
+        Some(product) => product / over,
+        // To divide 128 bits takes many instructions.
+        None => (u128::from(value) * u128::from(by) / u128::from(over)).min(u64::MAX.into()) as u64,
+    }
+}
+
 impl Measure {
     /// Something is posted on a rail that had nothing in flight: the time before says nothing.
     pub(crate) const fn begin(&mut self, now: Instant, held_up: Duration) {
@@ -203,14 +212,14 @@ impl Measure {
         held_up: Duration,
         little: bool,
     ) {
-        let took = now.saturating_duration_since(posted_at).as_nanos() as u64;
+        let took = now.nanos_since(posted_at);
         let alone = posted.posted_at == posted_at && posted.bytes == self.present.bytes;
         self.round_trip.add(now, posted_at, alone, little);
         let before = self.present;
         if posted_at < before.at {
-            let nanos = now.saturating_duration_since(before.at);
-            let nanos = nanos.saturating_sub(held_up - before.held_up).as_nanos();
-            self.cost.follows(bytes, nanos as u64);
+            // Mostly it was not held up.
+            let held_up = (held_up - before.held_up).as_nanos() as u64;
+            self.cost.follows(bytes, now.nanos_since(before.at).saturating_sub(held_up));
         } else {
             let round_trip = self.round_trip_nanos();
             // Whether it was slow or this process was held up nobody knows of one slice.
@@ -218,13 +227,12 @@ impl Measure {
         }
         self.last = Duration::from_nanos(took);
         self.present = Mark { bytes: before.bytes + bytes, at: now, posted_at, held_up };
-        let completing = now.saturating_duration_since(posted.at);
-        let posting = posted_at.saturating_duration_since(posted.posted_at);
+        let completing = now.nanos_since(posted.at);
+        let posting = posted_at.nanos_since(posted.posted_at);
         let elapsed = completing.max(posting);
-        if !elapsed.is_zero() {
-            let done = u128::from(self.present.bytes - posted.bytes) * 1_000_000_000;
-            let rate = done / elapsed.max(SAMPLE).as_nanos();
-            self.rate.add(now, rate.min(u64::MAX.into()) as u64);
+        if elapsed > 0 {
+            let done = self.present.bytes - posted.bytes;
+            self.rate.add(now, scaled(done, 1_000_000_000, elapsed.max(SAMPLE)));
         }
     }
 
@@ -461,6 +469,9 @@ mod tests {
         let mut measure = Measure::default();
         alone(&mut measure, 100, 101, 64_000);
         assert_eq!(measure.peak_rate(), Some(32_000_000));
+        let mut measure = Measure::default();
+        alone(&mut measure, 100, 100, 64_000);
+        assert_eq!(measure.peak_rate(), None, "in no time at all");
     }
 
     /// What is told after a thread was held up, while more is posted.
@@ -476,5 +487,135 @@ mod tests {
             marks.push((now, measure.mark()));
         }
         assert_eq!(measure.peak_rate(), Some(1_000_000), "a slice each millisecond");
+    }
+
+    /// What a cost of `before` becomes when a window shows `sample`.
+    fn taken(before: u64, sample: u64, settled: bool) -> u64 {
+        let bytes = 1 << COST_PLACES;
+        let mut cost = Cost { present: before, settled, bytes, nanos: sample, reached: sample };
+        cost.take();
+        assert_eq!((cost.settled, cost.bytes, cost.nanos, cost.reached), (true, 0, 0, 0));
+        cost.present
+    }
+
+    #[test]
+    fn what_is_much_faster_or_slower_is_believed_sooner() {
+        let half = [(2000, 500 + 1000), (2001, 500 + 1000), (500, 500 + 250)];
+        let most = [(2002, 250 + 2002 - 500), (499, 250 + 499 - 124)];
+        for (sample, expected) in half.into_iter().chain(most) {
+            assert_eq!(taken(1000, sample, true), expected, "{sample}");
+        }
+        assert_eq!(taken(1000, 5000, false), 5000, "the first window is all that is known");
+        assert_eq!(taken(0, 0, false), 1, "0 is unknown");
+    }
+
+    #[test]
+    fn a_window_ends_before_what_is_told_after_a_burst() {
+        let mut cost = Cost::default();
+        for _ in 0..8 {
+            cost.follows(1000, 1_000_000);
+        }
+        // More than a window, but told within a millisecond.
+        for nanos in [BURST - 1, 1] {
+            cost.follows(1000, nanos);
+            assert!(!cost.settled);
+        }
+        assert_eq!((cost.bytes, cost.nanos), (10_000, 9_000_000));
+        cost.follows(500, 1);
+        assert_eq!((cost.present, cost.settled), (self::cost(10_000, 9_000_000), true));
+        assert_eq!((cost.bytes, cost.nanos, cost.reached), (500, 1, 1));
+        // What follows later than that is told by itself.
+        cost.follows(500, WINDOW);
+        cost.follows(300, BURST);
+        assert_eq!((cost.bytes, cost.nanos), (300, BURST));
+    }
+
+    /// A cost that is known: a nanosecond for each byte.
+    fn known(bytes: u64, nanos: u64) -> Cost {
+        let present = 1 << COST_PLACES;
+        Cost { present, settled: true, bytes, nanos, reached: 0 }
+    }
+
+    #[test]
+    fn a_slice_alone_counts_where_it_was_faster_or_much_slower() {
+        const LENGTH: u64 = 100_000;
+        let after = |nanos| {
+            let mut cost = known(7, 11);
+            cost.alone(LENGTH, nanos, 10_000);
+            assert_eq!(cost.present, 1 << COST_PLACES, "it is no window");
+            (cost.bytes, cost.nanos)
+        };
+        assert_eq!(after(LENGTH - 1), (LENGTH + 7, LENGTH + 10), "faster");
+        // Up to twice what is expected, two round trips among it, it may be anything.
+        assert_eq!((after(LENGTH), after(240_001)), ((7, 11), (7, 11)));
+        assert_eq!(after(240_002), (LENGTH, 240_002), "slower, and what was before is over");
+        // A window that is full is taken before that.
+        for (nanos, present) in [(WINDOW, 8 << COST_PLACES), (WINDOW - 1, 1 << COST_PLACES)] {
+            let mut cost = known(1_000_000, nanos);
+            cost.alone(LENGTH, 2_400_002, 10_000);
+            let expected = match nanos {
+                WINDOW => present - present / 4 + (1 << COST_PLACES) / 4,
+                _ => present,
+            };
+            assert_eq!((cost.present, cost.bytes), (expected, LENGTH), "{nanos}");
+        }
+        // While it is not settled the fastest counts; and what is short never does.
+        let mut cost = Cost::default();
+        for (bytes, nanos, expected) in [
+            (LEAST_SAMPLE - 1, 1_000_000, 0),
+            (LEAST_SAMPLE, 4 * LEAST_SAMPLE, 4),
+            (LEAST_SAMPLE, 5 * LEAST_SAMPLE, 4),
+            (LEAST_SAMPLE, 3 * LEAST_SAMPLE, 3),
+        ] {
+            cost.alone(bytes, nanos, 0);
+            assert_eq!((cost.present, cost.bytes), (expected << COST_PLACES, 0), "{nanos}");
+        }
+    }
+
+    #[test]
+    fn what_is_scaled_may_have_more_bits_than_it_has_room_for() {
+        assert_eq!(scaled(7, 10, 4), 17);
+        assert_eq!(scaled(u64::MAX, 1, 1), u64::MAX);
+        assert_eq!(scaled(1 << 63, 6, 3), u64::MAX);
+        assert_eq!(scaled(1 << 63, 6, 4), 3 << 62);
+        assert_eq!(scaled((1 << 63) + 1, 2, 4), 1 << 62);
+    }
+
+    #[test]
+    fn costs_of_any_length_can_be_told() {
+        assert_eq!(cost(1, (1 << 48) - 1), ((1 << 48) - 1) << COST_PLACES);
+        assert_eq!(cost(2, 1 << 48), u64::MAX / 2);
+        assert_eq!(cost(3, 10), (10 << COST_PLACES) / 3);
+    }
+
+    /// Not that before, however long it was.
+    #[test]
+    fn the_time_that_does_not_count_is_that_since_the_slice_before() {
+        const LONG: Duration = Duration::from_secs(5);
+        let mut measure = Measure::default();
+        measure.begin(at(0), LONG);
+        let mark = measure.mark();
+        for now in 1..=20 {
+            assert_eq!(measure.is_settled(), now > 10, "{now}");
+            measure.completed(at(now), (at(0), mark), 64_000, LONG, true);
+        }
+        assert_eq!(rate(&measure), Some(64_000_000));
+    }
+
+    /// Only that is over an empty queue.
+    #[test]
+    fn a_slice_is_alone_that_was_posted_when_nothing_was_in_flight_and_completes_first() {
+        let mut measure = Measure::default();
+        alone(&mut measure, 0, 4, 1000);
+        let millis = |measure: &Measure| measure.round_trip_nanos() / 1_000_000;
+        // The second completes first.
+        measure.begin(at(20_000), HELD_UP);
+        let mark = measure.mark();
+        for (now, posted) in [(20_030, 20_001), (20_040, 20_000)] {
+            measure.completed(at(now), (at(posted), mark), 1000, HELD_UP, false);
+            assert_eq!((millis(&measure), measure.round_trip_is_old(at(now))), (4, true));
+        }
+        alone(&mut measure, 20_050, 20_070, 1000);
+        assert_eq!((millis(&measure), measure.round_trip_is_old(at(20_070))), (20, false));
     }
 }

@@ -4,14 +4,14 @@ use core::time::Duration;
 
 use crate::chain::List;
 use crate::counters::RailCounters;
-use crate::measure::{COST_PLACES, Mark, Measure};
+use crate::measure::{COST_PLACES, Mark, Measure, scaled};
 use crate::priority::ByLevel;
 use crate::{Instant, PriorityLevel};
 
 /// The bytes that may be in flight on any rail.
 const LEAST_BYTES: u64 = 256 << 10;
-/// What may be in flight is what the rail carries in so long, or in two round trips.
-const FLIGHT: Duration = Duration::from_millis(20);
+/// What may be in flight is what the rail carries in so many nanoseconds, or in two round trips.
+const FLIGHT: u64 = 20_000_000;
 /// So often the patience with a rail doubles at most: then it is as long as it may be.
 const MOST_DOUBLINGS: u32 = 16;
 /// A rail that has just failed is left alone for so long; it doubles with each failure.
@@ -306,10 +306,8 @@ impl Rail {
             return;
         }
         let Some(rate) = self.measure.peak_rate() else { return };
-        let round_trip = self.measure.smallest_round_trip().unwrap_or_default();
-        let flight = FLIGHT.max(2 * round_trip).as_nanos();
-        let bytes = u128::from(rate) * flight / 1_000_000_000;
-        self.limit = LEAST_BYTES.max(bytes.min(u64::MAX.into()) as u64);
+        let flight = FLIGHT.max(2 * self.measure.round_trip_nanos());
+        self.limit = LEAST_BYTES.max(scaled(rate, flight, 1_000_000_000));
     }
 
     /// Since when nothing has completed of what is in flight.
@@ -547,5 +545,47 @@ mod tests {
         assert_eq!((view.state, view.oldest_age), (RailState::Up, None));
         rail.oldest = Some(at(15));
         assert_eq!(rail.view(at(20)).oldest_age, Some(Duration::from_millis(5)));
+    }
+
+    #[test]
+    fn a_rail_has_failed_while_what_it_broke_with_is_brought_to_an_end() {
+        let mut rail = rail();
+        for (state, guilty, expected) in [
+            (RailState::Fencing, true, true),
+            (RailState::Fencing, false, false),
+            (RailState::Up, true, false),
+            (RailState::Down, false, false),
+        ] {
+            (rail.state, rail.fence.guilty) = (state, guilty);
+            assert_eq!(rail.has_failed(), expected, "{state:?} {guilty}");
+        }
+    }
+
+    /// What completed that was posted at this time, behind others.
+    fn complete_behind(rail: &mut Rail, posted: u64, now: u64) {
+        let mark = rail.measure.mark();
+        rail.completed(at(now), (at(posted), mark), 1_000_000, Duration::ZERO);
+    }
+
+    #[test]
+    fn little_is_in_flight_until_an_old_round_trip_is_measured_anew() {
+        let mut rail = rail();
+        complete(&mut rail, 0, 2, 1_000_000);
+        complete(&mut rail, 8000, 8004, 2_000_000);
+        rail.bytes = 10_000_000;
+        complete_behind(&mut rail, 9_900, 10_001);
+        assert_eq!(rail.limit_bytes(), 10_000_000);
+        // Ten seconds later its queue is to be emptied, and is empty when no more than that is left.
+        for (posted, now, bytes) in
+            [(9_901, 10_002, 10_000_000), (10_003, 10_013, 262_145), (10_004, 10_014, 262_144)]
+        {
+            rail.bytes = bytes;
+            complete_behind(&mut rail, posted, now);
+            let (limit, round_trip) = (rail.limit_bytes(), rail.smallest_round_trip());
+            assert_eq!((limit, round_trip), (256 << 10, Some(Duration::from_millis(2))), "{now}");
+        }
+        complete_behind(&mut rail, 10_014, 10_024);
+        assert_eq!(rail.smallest_round_trip(), Some(Duration::from_millis(10)));
+        assert!(rail.limit_bytes() > 256 << 10);
     }
 }

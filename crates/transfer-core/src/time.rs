@@ -25,7 +25,12 @@ impl Instant {
 
     /// The time since `earlier`, or zero when that is later.
     pub const fn saturating_duration_since(self, earlier: Self) -> Duration {
-        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+        Duration::from_nanos(self.nanos_since(earlier))
+    }
+
+    /// The same in nanoseconds, for what is done with each slice: seconds of a [`Duration`] are divisions.
+    pub(crate) const fn nanos_since(self, earlier: Self) -> u64 {
+        self.0.saturating_sub(earlier.0)
     }
 }
 

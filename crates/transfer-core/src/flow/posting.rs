@@ -12,8 +12,8 @@ use crate::{
     Rails, SliceId, SliceInfo, SliceResult,
 };
 
-/// While there is something to do, nothing is posted and nothing completes for so long.
-const QUIET: Duration = Duration::from_millis(10);
+/// While there is something to do, nothing is posted and nothing completes for so many nanoseconds.
+const QUIET: u64 = 10_000_000;
 
 /// Where something of a level was posted, more of it is expected for so long.
 const COMES_AGAIN: Duration = Duration::from_secs(1);
@@ -222,6 +222,7 @@ impl<P: Policy> Flow<P> {
 
     fn post(&mut self, now: Instant, id: RailId, index: u32) -> Post {
         self.works_at(now);
+        let name = SliceId(self.slices.key(index));
         let slice = self.slices.at_mut(index);
         if slice.rail != id.0 {
             self.rails[usize::from(slice.rail)].counters.moved_slices += 1;
@@ -237,21 +238,14 @@ impl<P: Policy> Flow<P> {
         rail.slices += 1;
         rail.bytes += u64::from(slice.length);
         self.slice_chain.push_back(&mut rail.posted, index);
-        let (task, epoch) = (self.tasks.at(slice.task), rail.epoch);
-        let post = Post {
-            rail: id,
-            epoch,
-            slice: SliceId(self.slices.key(index)),
-            user: task.user,
-            opcode: task.opcode,
-            first: self.slices.at(index).first,
-            pieces: self.slices.at(index).pieces,
-            length: self.slices.at(index).length,
-        };
-        if self.rails[usize::from(id.0)].timer.is_none() {
+        let &mut Slice { first, pieces, length, task, .. } = slice;
+        let (epoch, timed) = (rail.epoch, rail.timer.is_some());
+        let task = self.tasks.at(task);
+        let (user, opcode) = (task.user, task.opcode);
+        if !timed {
             self.set_timer(id.0, now + self.config.least_silence);
         }
-        post
+        Post { rail: id, epoch, slice: name, user, opcode, first, pieces, length }
     }
 
     /// A slice has ended. What is over already is passed over. Returns what has arrived.
@@ -307,8 +301,10 @@ impl<P: Policy> Flow<P> {
     /// Something is posted or has completed. Where nothing was for longer than usual it is this process that was
     /// held up, and no rail is slower for it.
     fn works_at(&mut self, now: Instant) {
-        let quiet = now.saturating_duration_since(self.worked_at);
-        self.held_up += quiet.saturating_sub(QUIET);
+        let quiet = now.nanos_since(self.worked_at);
+        if quiet > QUIET {
+            self.held_up += Duration::from_nanos(quiet - QUIET);
+        }
         self.worked_at = now;
     }
 
