@@ -461,6 +461,19 @@ mod tests {
     }
 
     #[test]
+    fn the_peers_nics_may_be_others_for_each_of_ours() {
+        let only = |nic| {
+            let elsewhere = Priority { preferred: vec![nic], available: vec![] };
+            Affinity { locations: vec![], elsewhere }
+        };
+        // The second rail leads from our NIC 1 to the peer's NIC 1.
+        let mut tent = tent().with_affinity(vec![only(0), only(2)]);
+        let rails = [measured(0, 1), measured(1, 1)];
+        let picks = [(); 3].map(|()| pick(&mut tent, 1000, &rails));
+        assert_eq!(picks, [Pick::Post(RailId(0)); 3]);
+    }
+
+    #[test]
     fn a_rail_whose_oldest_byte_is_too_old_gets_no_more() {
         let mut rails = [measured(0, 1), measured(1, 4)];
         hold(&mut rails[0], 1, 1000);
