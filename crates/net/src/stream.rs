@@ -153,6 +153,19 @@ pub fn wait_for_stream(
     }
 }
 
+/// From here on the stream is readable only once so many bytes wait in it, or it has ended (`SO_RCVLOWAT`, socket(7)).
+/// The kernel sees to it that they have room.
+pub fn set_receive_low_water(stream: BorrowedFd<'_>, bytes: u32) -> io::Result<()> {
+    let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
+    let length = mem::size_of_val(&bytes) as libc::socklen_t;
+    let value = (&raw const bytes).cast();
+    // SAFETY: an integer of that length, alive during the call.
+    let result = unsafe {
+        libc::setsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVLOWAT, value, length)
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 fn count(result: isize) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }

@@ -96,6 +96,7 @@ pub(super) struct Connection {
     scratch: Vec<u8>,
     receiving: Receiving,
     status: old::Status,
+    low_water: old::LowWater,
     /// Something was received.
     answered: bool,
     /// A numbered message was answered.
@@ -193,6 +194,9 @@ impl Connection {
         };
         let to_end = peer.flow().is_to_end(&self.under_way, now);
         if now.duration_since(moved) < patience && !to_end {
+            if matches!(peer.framing(), Framing::Old(_)) {
+                self.take_what_comes(now.duration_since(moved));
+            }
             return false;
         }
         let text = match self.phase {
@@ -266,6 +270,7 @@ impl Connection {
         self.phase = Phase::Open;
         self.moved = Some(Instant::now());
         (self.receiving, self.status) = (Receiving::default(), old::Status::default());
+        self.low_water = old::LowWater::default();
         self.out.clear();
         self.out_sent = 0;
         if peer.framing() == Framing::Numbered {
@@ -356,6 +361,9 @@ impl Connection {
         self.sending = true;
         // Silence counts from here on.
         self.moved = Some(Instant::now());
+        if matches!(peer.framing(), Framing::Old(_)) {
+            self.await_data(true);
+        }
     }
 
     /// Sends of headers, data and tail what there is room for.

@@ -12,7 +12,7 @@ use millstream_transfer::{
     Opcode, SubmitOptions, TcpConfig, TransferEngine, TransferState, TransferStatus,
 };
 
-use super::fixture::{Pair, Relay, engine, framings, pair, relayed};
+use super::fixture::{Pair, Relay, engine, framings, pair, relayed, saying};
 use crate::common::{LONG, contents, pattern, private, request, shared};
 
 const LENGTH: u64 = 64 << 20;
@@ -111,6 +111,41 @@ fn connections_that_break_are_replaced() {
             .write(0, &vec![0; if opcode == Opcode::Write { LENGTH as usize } else { 0 }])
             .unwrap();
     }
+}
+
+/// Who waits for a READ of the original is not woken for each of its bytes. One that sends few is seen to move all the same.
+#[test]
+fn what_a_slow_peer_sends_of_a_read_is_taken_before_the_rest_has_come() {
+    let (target, initiator) = (engine(TcpConfig::default()), engine(TcpConfig::default()));
+    let (_remote, local) = (shared(&target, 1 << 20), private(&initiator, 1 << 20));
+    let listener = TcpListener::bind((target.listening_at().ip(), 0)).unwrap();
+    let mut said = super::fixture::descriptor(&target);
+    // As the original's.
+    (said.tcp_data_port, said.tcp_message_version) =
+        (Some(listener.local_addr().unwrap().port()), None);
+    let (_server, segment) = saying(&initiator, target.listening_at().ip(), said);
+    let read = request(Opcode::Read, (&local, 0), &segment, 0, 1 << 20);
+    let batch = initiator.submit_new(&[read], &SubmitOptions::default()).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| wait_for(&initiator, &batch));
+        let mut stream = listener.accept().unwrap().0;
+        stream.read_exact(&mut [0; 24]).unwrap();
+        stream.write_all(b"\0\0\0\0VTCM").unwrap();
+        for (count, byte) in [(1000, 1), (1, 2)] {
+            stream.write_all(&vec![byte; count]).unwrap();
+            let (at, start) = (if byte == 1 { 0 } else { 1000 }, Instant::now());
+            while contents(&local, at, count) != vec![byte; count] {
+                assert!(start.elapsed() < LONG, "byte {byte}");
+                thread::yield_now();
+            }
+        }
+        // The rest.
+        stream.write_all(&vec![3; (1 << 20) - 1001]).unwrap();
+    });
+    let status = initiator.status(&batch, 0).unwrap();
+    assert_eq!(status.state, TransferState::Completed, "{:?}", status.error);
+    assert_eq!(contents(&local, 999, 3), [1, 2, 3]);
+    assert!(contents(&local, 1001, (1 << 20) - 1001).iter().all(|&byte| byte == 3));
 }
 
 #[test]

@@ -2,14 +2,21 @@
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use millstream_net::stream::receive_slice;
+use millstream_net::stream::{receive_slice, set_receive_low_water};
 
 use super::{Broken, Connection, SCRATCH, broke, closed, nonsense};
 use crate::tcp::original::{self, STATUS_LENGTH, Version};
 use crate::tcp::peer::Peer;
 use crate::{FailureReason, Opcode};
+
+/// Bytes of the data of a READ that are waited for at a time. The original sends 64 KiB at a time, and to be woken for
+/// each of these takes longer than to receive them.
+const PORTION: u64 = 256 << 10;
+
+/// Where nothing was received for so long, less is taken as well: the peer may be slow, and is to be seen to move.
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// What is awaited before the data, if any, of what is under way.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -35,7 +42,46 @@ impl Status {
     }
 }
 
+/// How much is to come before who waits for the connection is woken.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct LowWater {
+    /// As the socket has it, if it was told.
+    bytes: Option<u32>,
+    /// The data of this READ comes so slowly that any of it counts.
+    is_slow: bool,
+}
+
 impl Connection {
+    /// Tells the socket how much of the answer to what is under way is waited for. `begins`: it was not sent yet.
+    pub(super) fn await_data(&mut self, begins: bool) {
+        self.low_water.is_slow &= !begins;
+        let front = self.under_way.front().filter(|_| !self.low_water.is_slow);
+        let left = match (self.status, front) {
+            (Status::Awaited(_, count), Some(message)) if message.opcode == Some(Opcode::Read) => {
+                (STATUS_LENGTH - count) as u64 + message.pieces.left()
+            }
+            (Status::Data, Some(message)) => message.pieces.left(),
+            _ => 1,
+        };
+        let bytes = left.clamp(1, PORTION) as u32;
+        if let Some(stream) = &self.stream
+            && self.low_water.bytes.unwrap_or(1) != bytes
+        {
+            // Without it more wake-ups are needed, and nothing else.
+            if set_receive_low_water(stream.as_fd(), bytes).is_ok() {
+                self.low_water.bytes = Some(bytes);
+            }
+        }
+    }
+
+    /// Nothing was received for so long.
+    pub(super) fn take_what_comes(&mut self, silence: Duration) {
+        if silence >= PAUSE {
+            self.low_water.is_slow = true;
+            self.await_data(false);
+        }
+    }
+
     /// Receives what there is.
     pub(super) fn receive_old(&mut self, peer: &Arc<Peer>, version: Version) -> Result<(), Broken> {
         let Some(stream) = self.stream.clone() else { return Ok(()) };
@@ -58,7 +104,12 @@ impl Connection {
                 Ok(0) if self.under_way.is_empty() && self.answered => return Err(Broken::Done),
                 Ok(0) => return Err(self.ended(version)),
                 Ok(_) => self.moved = Some(Instant::now()),
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                    if !self.under_way.is_empty() {
+                        self.await_data(false);
+                    }
+                    return Ok(());
+                }
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
                 Err(error) => return Err(broke(&error)),
             }
@@ -66,6 +117,9 @@ impl Connection {
                 peer.connected();
             }
             self.go_on(peer, version)?;
+            if self.under_way.is_empty() {
+                return Ok(());
+            }
         }
     }
 
@@ -130,5 +184,97 @@ impl Connection {
             _ => return closed(),
         };
         Broken::Ended(FailureReason::Connection(text.into()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
+
+    use millstream_net::stream::{Readiness, wait_for_stream};
+
+    use super::*;
+    use crate::tcp::testing::{Room, peer, segment, tasks};
+    use crate::terms::Terms;
+
+    const MIB: u64 = 1 << 20;
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn is_readable(stream: &TcpStream, time: Duration) -> bool {
+        wait_for_stream(stream.as_fd(), Readiness::Readable, time).unwrap()
+    }
+
+    /// Waits until so many bytes are there, whether anybody is woken for them or not.
+    fn arrived(stream: &TcpStream, count: usize) {
+        let (mut bytes, start) = (vec![0; count], Instant::now());
+        while stream.peek(&mut bytes).unwrap_or(0) < count {
+            assert!(start.elapsed() < LONG);
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn who_waits_for_a_read_is_woken_for_much_of_it_for_all_of_it_and_for_any_of_it_where_it_is_slow()
+     {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        near.set_nonblocking(true).unwrap();
+        let mut far = listener.accept().unwrap().0;
+        let (peer, room, near) = (peer(), Room::new(MIB as usize), Arc::new(near));
+        let mut connection =
+            Connection { stream: Some(Arc::clone(&near)), ..Connection::default() };
+        let mut batches = Vec::new();
+        let mut asks = |connection: &mut Connection, opcode, length| {
+            let (batch, handles) = tasks(opcode, room.address(), &[length]);
+            peer.flow().push(&handles[0], &room.local, &segment(), &Terms::default());
+            let message = peer.flow().next_message().unwrap();
+            connection.under_way.push_back(message);
+            connection.status = Status::of(Version::Two, opcode, false);
+            connection.await_data(true);
+            batches.push(batch);
+        };
+        // All of a short one, with its status.
+        asks(&mut connection, Opcode::Read, 100);
+        far.write_all(&original::Status::Done.emit()).unwrap();
+        arrived(&near, STATUS_LENGTH);
+        assert!(!is_readable(&near, Duration::ZERO));
+        far.write_all(&[7; 100]).unwrap();
+        assert!(is_readable(&near, LONG));
+        connection.receive_old(&peer, Version::Two).map_err(|_| ()).unwrap();
+        assert!(connection.under_way.is_empty());
+        // A status is all that there is of a WRITE.
+        asks(&mut connection, Opcode::Write, 100);
+        far.write_all(&original::Status::Done.emit()).unwrap();
+        assert!(is_readable(&near, LONG));
+        connection.receive_old(&peer, Version::Two).map_err(|_| ()).unwrap();
+        // Of a long one a portion, and what is left behind that.
+        asks(&mut connection, Opcode::Read, PORTION + 100);
+        far.write_all(&original::Status::Done.emit()).unwrap();
+        far.write_all(&[7; 1000]).unwrap();
+        arrived(&near, STATUS_LENGTH + 1000);
+        assert!(!is_readable(&near, Duration::ZERO));
+        far.write_all(&vec![7; PORTION as usize - 1000]).unwrap();
+        assert!(is_readable(&near, LONG));
+        while connection.under_way[0].pieces.left() > 100 {
+            connection.receive_old(&peer, Version::Two).map_err(|_| ()).unwrap();
+        }
+        far.write_all(&[7; 50]).unwrap();
+        arrived(&near, 50);
+        assert!(!is_readable(&near, Duration::ZERO));
+        // It says no more for a while.
+        connection.take_what_comes(Duration::ZERO);
+        assert!(!is_readable(&near, Duration::ZERO));
+        connection.take_what_comes(PAUSE);
+        assert!(is_readable(&near, LONG));
+        connection.receive_old(&peer, Version::Two).map_err(|_| ()).unwrap();
+        far.write_all(&[7]).unwrap();
+        assert!(is_readable(&near, LONG));
+        connection.receive_old(&peer, Version::Two).map_err(|_| ()).unwrap();
+        assert_eq!(connection.under_way[0].pieces.left(), 49);
+        // Nor is anybody left waiting whose peer ends amid a portion.
+        asks(&mut connection, Opcode::Read, MIB);
+        drop(far);
+        assert!(is_readable(&near, LONG));
     }
 }
