@@ -3,6 +3,9 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+#[cfg(feature = "tls")]
+#[path = "../common/authority.rs"]
+mod authority;
 mod busy_poll;
 mod checksums;
 mod closing;

@@ -1,80 +1,16 @@
 //! Engines with certificates: among each other, towards others, and with strangers at their ports.
 
-use std::fs;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use millstream_metadata::{
-    Client, ClientConfig, Frame, FrameType, Gate, PeerTls, Purpose, SegmentDesc, TlsFiles, Token,
+    Client, ClientConfig, Frame, FrameType, Gate, PeerTls, Purpose, SegmentDesc, Token,
 };
 use millstream_transfer::{Config, Opcode, TcpConfig, TransferEngine};
-use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa,
-    KeyPair, date_time_ymd,
-};
 
+use super::authority::Authority;
 use super::fixture::{engine, failure, said};
 use crate::common::{LONG, address, contents, pattern, private, request, shared};
-
-/// Someone whose certificates a folder has.
-struct Authority {
-    issuer: CertifiedIssuer<'static, KeyPair>,
-    folder: PathBuf,
-    count: AtomicUsize,
-}
-
-impl Drop for Authority {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.folder);
-    }
-}
-
-impl Authority {
-    fn new(name: &str) -> Self {
-        static COUNT: AtomicUsize = AtomicUsize::new(0);
-        let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let folder = format!("millstream-peer-tls-{}-{number}", std::process::id());
-        let folder = std::env::temp_dir().join(folder);
-        fs::create_dir_all(&folder).unwrap();
-        let mut params = CertificateParams::new(Vec::new()).unwrap();
-        params.distinguished_name.push(DnType::CommonName, name);
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
-        fs::write(folder.join("ca.pem"), issuer.pem()).unwrap();
-        Self { issuer, folder, count: AtomicUsize::new(0) }
-    }
-
-    fn certificates(&self) -> PathBuf {
-        self.folder.join("ca.pem")
-    }
-
-    /// What somebody has TLS by whose certificate is for this name until that year, and who trusts these authorities.
-    fn identity(&self, name: &str, last_year: i32, trusted: &Path) -> PeerTls {
-        let key = KeyPair::generate().unwrap();
-        let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
-        params.not_after = date_time_ymd(last_year, 1, 1);
-        params.extended_key_usages =
-            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
-        let number = self.count.fetch_add(1, Ordering::Relaxed);
-        let file = |what: &str, text: &str| {
-            let path = self.folder.join(format!("{number}-{what}.pem"));
-            fs::write(&path, text).unwrap();
-            Some(path)
-        };
-        let files = TlsFiles {
-            authorities: Some(trusted.to_owned()),
-            certificate: file("certificate", &params.signed_by(&key, &self.issuer).unwrap().pem()),
-            key: file("key", &key.serialize_pem()),
-        };
-        PeerTls::from_files(&files).unwrap()
-    }
-
-    fn good(&self, host: IpAddr) -> PeerTls {
-        self.identity(&host.to_string(), 4000, &self.certificates())
-    }
-}
 
 fn guarded(host: IpAddr, tls: PeerTls, token: Option<Token>, tcp: TcpConfig) -> TransferEngine {
     let mut config = Config::new(host);
@@ -199,8 +135,6 @@ fn what_the_original_has_no_tls_for_is_refused() {
     let one = TcpConfig { version_one: true, ..TcpConfig::default() };
     let error = engine.install_tcp(one).unwrap_err().to_string();
     assert!(error.contains("the original has no TLS"), "{error}");
-    let error = engine.install_nvmeof(Default::default()).unwrap_err().to_string();
-    assert!(error.contains("without TLS"), "{error}");
 }
 
 /// What somebody asks for who has TLS by this, if by anything.
