@@ -146,26 +146,39 @@ fn time_left(deadline: Instant) -> io::Result<Duration> {
     if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
 }
 
-/// Proves to who was connected to that this process has the token, and has him prove it.
+/// Has TLS with who was connected to by this host, where there is a certificate, and then both prove that they have the
+/// token, where there is one. All that follows goes over the session. Changes the timeouts of the socket.
 pub fn prove(
     stream: &TcpStream,
-    token: Token,
+    tls: Option<(&PeerTls, &str)>,
+    token: Option<Token>,
     purpose: Purpose,
     deadline: Instant,
-) -> Result<(), ProofError> {
+) -> Result<Option<TlsSession>, ProofError> {
+    let mut session = None;
+    if let Some((tls, host)) = tls {
+        let session = session.insert(tls.calling(host)?);
+        if !session.handshake(&mut Until::new(stream, deadline))? {
+            return Err(io::Error::from(io::ErrorKind::TimedOut).into());
+        }
+    }
+    let Some(token) = token else { return Ok(session) };
     let address: SocketAddr = stream.peer_addr()?;
     let mut initiator = Initiator::new(token, purpose, address, None)?;
-    write(stream, &initiator.opening(), deadline)?;
+    let mut said = initiator.opening();
     loop {
-        let frame = match read(Until::new(stream, deadline)) {
-            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+        over(&mut session, stream, deadline).write_all(&said.encode())?;
+        let frame = match read(over(&mut session, stream, deadline)) {
+            Err(error)
+                if error.kind() == io::ErrorKind::InvalidData && TlsError::of(&error).is_none() =>
+            {
                 return Err(TokenError::NoProof.into());
             }
             frame => frame?,
         };
         match initiator.take(&frame)? {
-            Some(frame) => write(stream, &frame, deadline)?,
-            None => return Ok(()),
+            Some(frame) => said = frame,
+            None => return Ok(session),
         }
     }
 }
@@ -187,8 +200,4 @@ fn read(mut stream: impl Read) -> io::Result<Frame> {
             return Ok(frame);
         }
     }
-}
-
-fn write(stream: &TcpStream, frame: &Frame, deadline: Instant) -> io::Result<()> {
-    Until::new(stream, deadline).write_all(&frame.encode())
 }

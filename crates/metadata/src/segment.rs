@@ -117,6 +117,9 @@ pub struct FileTargetDesc {
     /// Whether callers must prove there that they have its token.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub token: bool,
+    /// Whether TLS is spoken there, and callers must prove by a certificate who they are.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub tls: bool,
 }
 
 /// A device of a segment.
@@ -507,11 +510,15 @@ mod tests {
     fn a_file_has_a_key_and_a_target() {
         let mut descriptor = SegmentDesc::from_json(FILES.as_bytes()).unwrap();
         descriptor.buffers[0].file_key = Some(FileKey(7));
-        descriptor.file_target =
-            Some(FileTargetDesc { host: "a".to_owned(), port: 9, token: false });
+        let place = FileTargetDesc { host: "a".to_owned(), port: 9, ..Default::default() };
+        descriptor.file_target = Some(place.clone());
         let text = String::from_utf8(descriptor.to_json()).unwrap();
+        assert!(text.contains(r#""file_target":{"host":"a","port":9}"#), "{text}");
         assert!(text.contains(r#""file_key":"00000000000000000000000000000007""#), "{text}");
         assert_eq!(SegmentDesc::from_json(text.as_bytes()).unwrap(), descriptor);
+        let guarded = FileTargetDesc { token: true, tls: true, ..place };
+        let guarded = SegmentDesc { file_target: Some(guarded), ..descriptor };
+        assert_eq!(SegmentDesc::from_json(&guarded.to_json()).unwrap(), guarded);
         for key in ["", "7", "+0000000000000000000000000000007"] {
             let text = text.replace("00000000000000000000000000000007", key);
             assert!(SegmentDesc::from_json(text.as_bytes()).is_err(), "{key}");

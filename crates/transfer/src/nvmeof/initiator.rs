@@ -4,21 +4,21 @@
 //! target that is there says so while it is asked for something, however slow its disk is; so silence
 //! means that it is gone.
 
-use std::net::{Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
-use std::os::fd::AsFd;
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 use std::{io, mem};
 
-use millstream_metadata::{HostPort, Purpose, Token, prove};
-use millstream_net::stream::{Readiness, wait_for_stream};
+use millstream_metadata::{Gate, HostPort, PeerTls, Purpose, TlsSession, Token, prove};
+use millstream_net::stream::Readiness;
 
 use super::flow::{Entry, Part, stuck};
 use super::protocol::{Hello, Outcome, Request};
 use super::queue::{Queue, no_thread};
 use super::receiving::{ReceiveError, Receiving};
 use super::sending::{send_all, send_write};
+use super::wire::Wire;
 use crate::metrics::{RailMetrics, RailStatus};
 use crate::task::EndedTasks;
 use crate::{FailureReason, Opcode};
@@ -51,6 +51,7 @@ pub(super) struct Shared {
     port: u16,
     /// What is proved to the target, and by it.
     token: Option<Token>,
+    tls: Option<PeerTls>,
     patience: Patience,
     queue: Queue<Own>,
 }
@@ -59,7 +60,7 @@ pub(super) struct Shared {
 struct Own {
     /// Since when something is under way.
     busy_since: Option<Instant>,
-    stream: Option<Arc<TcpStream>>,
+    wire: Option<Arc<Wire>>,
     /// Whether the target has said that it closes the connection.
     closing: bool,
     /// Why the connection has ended.
@@ -71,9 +72,11 @@ struct Own {
 }
 
 impl Link {
-    pub(super) fn new(host: &str, port: u16, token: Option<Token>, patience: Patience) -> Self {
+    /// `gate`: what this engine asks of callers, which is what it shows and asks of who it calls.
+    pub(super) fn new(host: &str, port: u16, gate: Option<&Gate>, patience: Patience) -> Self {
+        let (token, tls) = (gate.and_then(Gate::token), gate.and_then(Gate::tls).cloned());
         let (host, queue) = (host.to_owned(), Queue::default());
-        Self { shared: Arc::new(Shared { host, port, token, patience, queue }) }
+        Self { shared: Arc::new(Shared { host, port, token, tls, patience, queue }) }
     }
 
     /// Begins to do these tasks.
@@ -89,7 +92,7 @@ impl Link {
         let (counters, (requests, bytes)) = state.flow.counters();
         let counters = *counters;
         let address = HostPort { host: host.clone(), port: *port }.to_string();
-        let connected = state.own.stream.is_some();
+        let connected = state.own.wire.is_some();
         let observed = RailMetrics {
             transport: super::NAME.to_owned(),
             peer: host.clone(),
@@ -109,8 +112,8 @@ impl Link {
     /// Ends it. What is under way fails.
     pub(super) fn stop(&self) {
         self.shared.queue.stop(|own| {
-            if let Some(stream) = &own.stream {
-                let _ = stream.shutdown(Shutdown::Both);
+            if let Some(wire) = &own.wire {
+                wire.shut_down();
             }
         });
     }
@@ -151,8 +154,8 @@ impl Shared {
             if stopping {
                 return self.fail_for(&FailureReason::ShutDown);
             }
-            let stream = match self.connect() {
-                Ok(stream) => Arc::new(stream),
+            let wire = match self.connect() {
+                Ok(wire) => Arc::new(wire),
                 Err(text) => {
                     self.fail(&text);
                     continue;
@@ -162,13 +165,13 @@ impl Shared {
             if state.stopping {
                 continue;
             }
-            state.own.stream = Some(Arc::clone(&stream));
+            state.own.wire = Some(Arc::clone(&wire));
             state.flow.counters().0.connections += 1;
             (state.own.lost, state.own.answered, state.own.busy_since) = (None, false, None);
             drop(state);
-            let ended = self.converse(&stream);
+            let ended = self.converse(&wire);
             let mut state = self.queue.lock();
-            state.own.stream = None;
+            state.own.wire = None;
             let text = state.own.lost.take().unwrap_or(ended);
             // What has not begun is not harmed; but one that never answers is not asked for ever.
             unanswered = if state.own.answered { 0 } else { unanswered + 1 };
@@ -188,7 +191,7 @@ impl Shared {
         }
     }
 
-    fn connect(&self) -> Result<TcpStream, String> {
+    fn connect(&self) -> Result<Wire, String> {
         let cannot = |error: io::Error| {
             format!("cannot connect to the process that has it: {error}: see whether it runs")
         };
@@ -205,8 +208,8 @@ impl Shared {
                 Ok(stream) => {
                     // Not having it costs time, not correctness.
                     let _ = stream.set_nodelay(true);
-                    self.prove(&stream)?;
-                    return Ok(stream);
+                    let session = self.prove(&stream)?;
+                    return Ok(Wire::new(stream, session));
                 }
                 Err(error) => last = error,
             }
@@ -214,29 +217,31 @@ impl Shared {
         Err(cannot(last))
     }
 
-    /// Proves to the target that this side has the token, and has it prove the same.
-    fn prove(&self, stream: &TcpStream) -> Result<(), String> {
-        let Some(token) = self.token else { return Ok(()) };
+    /// Has TLS with the target, and proves to it that this side has the token, and has it prove the same, where there are
+    /// a certificate and a token.
+    fn prove(&self, stream: &TcpStream) -> Result<Option<TlsSession>, String> {
         let deadline = Instant::now() + self.patience.connect;
-        prove(stream, token, Purpose::Files, deadline).map_err(|error| error.to_string())?;
+        let tls = self.tls.as_ref().map(|tls| (tls, self.host.as_str()));
+        let session = prove(stream, tls, self.token, Purpose::Files, deadline);
+        let session = session.map_err(|error| error.to_string())?;
         let reset = stream.set_read_timeout(None).and_then(|()| stream.set_write_timeout(None));
-        reset.map_err(|error| error.to_string())
+        reset.map(|()| session).map_err(|error| error.to_string())
     }
 
     /// Does what there is to do over a connection, until its end; why that came, unless the receiving
     /// thread knows better.
-    fn converse(self: &Arc<Self>, stream: &Arc<TcpStream>) -> String {
+    fn converse(self: &Arc<Self>, wire: &Arc<Wire>) -> String {
         let receiver = {
-            let (shared, stream) = (Arc::clone(self), Arc::clone(stream));
+            let (shared, wire) = (Arc::clone(self), Arc::clone(wire));
             let thread = thread::Builder::new().name("file replies".to_owned());
-            thread.spawn(move || shared.receive(&stream))
+            thread.spawn(move || shared.receive(&wire))
         };
         let receiver = match receiver {
             Ok(receiver) => receiver,
             Err(error) => return no_thread(&error),
         };
-        let ended = self.send(stream);
-        let _ = stream.shutdown(Shutdown::Both);
+        let ended = self.send(wire);
+        wire.shut_down();
         let _ = receiver.join();
         match ended {
             Ok(()) => "the engine was shut down".to_owned(),
@@ -245,8 +250,8 @@ impl Shared {
     }
 
     /// Sends requests until the connection is lost or the link stops.
-    fn send(&self, stream: &TcpStream) -> io::Result<()> {
-        send_all(stream, &Hello::emit())?;
+    fn send(&self, wire: &Wire) -> io::Result<()> {
+        send_all(wire, &Hello::emit())?;
         let mut parts: Vec<Part> = Vec::with_capacity(BURST);
         let mut headers: Vec<u8> = Vec::with_capacity(BURST * Request::LENGTH);
         loop {
@@ -273,7 +278,7 @@ impl Shared {
                 headers.extend_from_slice(&header);
                 if opcode == Opcode::Write {
                     // The headers of READs before it go with it.
-                    if !self.send_write(stream, &headers, &part)? {
+                    if !self.send_write(wire, &headers, &part)? {
                         headers.truncate(headers.len() - Request::LENGTH);
                         self.end(id, Outcome::Abandoned, &mut EndedTasks::default());
                         continue;
@@ -281,13 +286,13 @@ impl Shared {
                     headers.clear();
                 }
             }
-            send_all(stream, &headers)?;
+            send_all(wire, &headers)?;
             headers.clear();
         }
     }
 
     /// Sends a WRITE, as long as it is wanted.
-    fn send_write(&self, stream: &TcpStream, headers: &[u8], part: &Part) -> io::Result<bool> {
+    fn send_write(&self, wire: &Wire, headers: &[u8], part: &Part) -> io::Result<bool> {
         if !self.queue.lock().flow.enter(part.id) {
             return Ok(false);
         }
@@ -300,7 +305,7 @@ impl Shared {
             }
             wanted
         };
-        let sent = send_write(stream, headers, part, wanted);
+        let sent = send_write(wire, headers, part, wanted);
         self.queue.lock().flow.leave(part.id);
         sent
     }
@@ -326,17 +331,17 @@ impl Shared {
     }
 
     /// What the thread that receives does.
-    fn receive(&self, stream: &TcpStream) {
-        let Err(text) = self.try_receive(stream);
+    fn receive(&self, wire: &Wire) {
+        let Err(text) = self.try_receive(wire);
         tracing::debug!(host = self.host, port = self.port, text, "connection for files ended");
         let mut state = self.queue.lock();
         state.own.lost.get_or_insert(text);
         self.queue.wake(state);
         // The other thread may be sending.
-        let _ = stream.shutdown(Shutdown::Both);
+        wire.shut_down();
     }
 
-    fn try_receive(&self, stream: &TcpStream) -> Result<std::convert::Infallible, String> {
+    fn try_receive(&self, wire: &Wire) -> Result<std::convert::Infallible, String> {
         let mut stage = vec![0; STAGE];
         let mut receiving = Receiving::new(self);
         let mut heard = Instant::now();
@@ -346,11 +351,10 @@ impl Shared {
             if now >= next_look {
                 next_look = now + self.look_after(&mut receiving, now)?;
             }
-            match receiving.receive(stream, &mut stage) {
+            match receiving.receive(wire, &mut stage) {
                 Ok(0) => {
-                    return Err(
-                        "the process that has it has ended or closed the connection".to_owned()
-                    );
+                    let closed = "the process that has it has ended or closed the connection";
+                    return Err(receiving.turned_away().unwrap_or_else(|| closed.to_owned()));
                 }
                 Ok(_) => heard = Instant::now(),
                 Err(ReceiveError::Nonsense(text)) => return Err(text),
@@ -362,7 +366,7 @@ impl Shared {
                     // Whoever waits for these is told before we sleep.
                     receiving.tell();
                     let left = next_look.saturating_duration_since(Instant::now());
-                    let ready = wait_for_stream(stream.as_fd(), Readiness::Readable, left);
+                    let ready = wire.wait(Readiness::Readable, left);
                     if !ready.map_err(|error| error.to_string())? {
                         self.check_silence(heard)?;
                     }

@@ -15,6 +15,7 @@ mod receiving;
 mod requests;
 mod sending;
 mod target;
+mod wire;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -115,7 +116,7 @@ pub(crate) struct NvmeofTransport {
     offered: Offered,
     target: Mutex<Option<Target>>,
     port: u16,
-    /// Who is admitted, where there is a token.
+    /// Who is admitted, where there is a token or a certificate.
     gate: Option<Gate>,
     routes: RwLock<HashMap<SegmentId, Arc<Route>>>,
     links: Mutex<HashMap<(String, u16), Weak<Link>>>,
@@ -153,11 +154,6 @@ impl NvmeofTransport {
         gate: Option<Gate>,
     ) -> Result<Self, InstallError> {
         let failed = |error: io::Error| InstallError::Files(error.to_string());
-        if gate.as_ref().is_some_and(|gate| gate.tls().is_some()) {
-            let text = "files go over the network without TLS, and a certificate is set here \
-                        (security.certificate_file)";
-            return Err(InstallError::Files(text.to_owned()));
-        }
         let disk = Arc::new(Disk::start(config.file_engine).map_err(failed)?);
         tracing::info!(engine = %disk.engine(), "files are read and written");
         let files = Arc::new(Files::default());
@@ -228,7 +224,8 @@ impl NvmeofTransport {
             file_target: Some(FileTargetDesc {
                 host: self.engine.host.clone(),
                 port: self.port,
-                token: self.gate.is_some(),
+                token: self.gate.as_ref().and_then(Gate::token).is_some(),
+                tls: self.gate.as_ref().and_then(Gate::tls).is_some(),
             }),
             incarnation: Some(self.incarnation),
             timestamp: timestamp(SystemTime::now()),
@@ -263,11 +260,32 @@ impl NvmeofTransport {
         self.offered.names()
     }
 
+    /// Why a target and this engine have no conversation, if they have none.
+    fn refusal(&self, target: &FileTargetDesc) -> Option<&'static str> {
+        let gate = self.gate.as_ref();
+        let (token, tls) =
+            (gate.and_then(Gate::token).is_some(), gate.and_then(Gate::tls).is_some());
+        match ((target.tls, tls), (target.token, token)) {
+            ((true, false), _) => Some(
+                "its process does I/O for those only who prove by a certificate who they are, and none is set \
+                 here: see security.certificate_file",
+            ),
+            ((false, true), _) => {
+                Some("its process does I/O without TLS, and a certificate is set here")
+            }
+            (_, (true, false)) => Some(
+                "its process does I/O for those only who have its token, and none is set here: see \
+                 security.token_file",
+            ),
+            (_, (false, true)) => Some("its process asks for no token, and one is set here"),
+            _ => None,
+        }
+    }
+
     /// The link to a segment's target, which segments of one target share.
     fn link(&self, segment: &str, descriptor: &SegmentDesc) -> Option<Arc<Link>> {
         let target = descriptor.file_target.as_ref()?;
-        let token = self.gate.as_ref().and_then(Gate::token);
-        if target.token != token.is_some() {
+        if self.refusal(target).is_some() {
             return None;
         }
         // Where its process was found is a better name than the one it has for itself.
@@ -282,7 +300,8 @@ impl NvmeofTransport {
             return Some(link);
         }
         let NvmeofConfig { connect_timeout: connect, silence, io_timeout: io, .. } = self.config;
-        let link = Arc::new(Link::new(&place.0, place.1, token, Patience { connect, silence, io }));
+        let patience = Patience { connect, silence, io };
+        let link = Arc::new(Link::new(&place.0, place.1, self.gate.as_ref(), patience));
         links.insert(place, Arc::downgrade(&link));
         Some(link)
     }
@@ -372,16 +391,8 @@ impl Transport for NvmeofTransport {
         if let Some(Ok(())) = mapped {
             return Ok(());
         }
-        if let Some(target) = &descriptor.file_target
-            && target.token != self.gate.is_some()
-        {
-            return Err(match target.token {
-                true => {
-                    "its process does I/O for those only who have its token, and none is set here"
-                }
-                false => "its process asks for no token, and one is set here",
-            }
-            .to_owned());
+        if let Some(reason) = descriptor.file_target.as_ref().and_then(|it| self.refusal(it)) {
+            return Err(reason.to_owned());
         }
         let key = descriptor.buffers[buffer].file_key;
         match (mapped, route.link.is_some() && key.is_some()) {

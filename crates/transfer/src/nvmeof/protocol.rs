@@ -380,6 +380,11 @@ impl<H: Header> Decoder<H> {
         }
     }
 
+    /// What has come of a hello or a header that is not whole.
+    pub(super) fn unread(&self) -> &[u8] {
+        &self.kept[..self.count]
+    }
+
     /// Whether something has begun that has not ended.
     pub(super) fn is_amid(&self) -> bool {
         self.count > 0 || self.state != State::Header

@@ -2,15 +2,14 @@
 
 use std::io;
 use std::mem;
-use std::net::TcpStream;
-use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use millstream_net::stream::receive_slice;
+use millstream_metadata::{FrameDecoder, MESSAGE_LIMIT, token_refusal};
 
 use super::flow::Part;
 use super::initiator::Shared;
 use super::protocol::{EFAULT, Event, Outcome, Reply, ReplyDecoder};
+use super::wire::Wire;
 use crate::Opcode;
 use crate::memory::LocalMemory;
 use crate::task::EndedTasks;
@@ -59,24 +58,29 @@ impl<'a> Receiving<'a> {
         }
     }
 
+    /// Why the target turns this side away, if that is what it has said in place of a hello: it asks for more than it was
+    /// shown.
+    pub(super) fn turned_away(&self) -> Option<String> {
+        let mut decoder = FrameDecoder::new(MESSAGE_LIMIT);
+        decoder.push(self.decoder.unread()).ok()?;
+        token_refusal(&decoder.take()?).map(|error| error.to_string())
+    }
+
     /// Receives what there is; 0 at the end of the stream.
-    pub(super) fn receive(
-        &mut self,
-        stream: &TcpStream,
-        stage: &mut [u8],
-    ) -> Result<usize, ReceiveError> {
+    pub(super) fn receive(&mut self, wire: &Wire, stage: &mut [u8]) -> Result<usize, ReceiveError> {
         let left = self.decoder.data_left();
-        if let Some(data) = self.data.as_mut().filter(|data| left > 0 && !data.gone) {
+        let direct = self.data.as_mut().filter(|data| left > 0 && !data.gone).zip(wire.plain());
+        if let Some((data, stream)) = direct {
             let Some(inside) = data.local.enter() else {
                 data.gone = true;
-                return self.receive(stream, stage);
+                return self.receive(wire, stage);
             };
-            let count = inside.receive(stream.as_fd(), data.address, left as u64);
+            let count = inside.receive(stream, data.address, left as u64);
             drop(inside);
             // Somebody has unmapped it.
             if count.as_ref().is_err_and(|error| error.raw_os_error() == Some(EFAULT)) {
                 data.gone = true;
-                return self.receive(stream, stage);
+                return self.receive(wire, stage);
             }
             let count = count.map_err(ReceiveError::Io)?;
             data.address += count as u64;
@@ -84,7 +88,7 @@ impl<'a> Receiving<'a> {
             self.end_data();
             return Ok(count);
         }
-        let count = receive_slice(stream.as_fd(), stage).map_err(ReceiveError::Io)?;
+        let count = wire.receive(stage).map_err(ReceiveError::Io)?;
         let mut input = &stage[..count];
         let nonsense = |text: String| {
             ReceiveError::Nonsense(format!(

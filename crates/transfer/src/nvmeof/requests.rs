@@ -1,6 +1,6 @@
 //! The requests of a connection, as they come to a target.
 
-use std::io::{self, Read};
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -10,7 +10,7 @@ use millstream_net::file_io::AlignedBuffer;
 
 use super::disk::{Disk, OpenFile, Operation};
 use super::protocol::{Event, Outcome, Request, RequestDecoder};
-use super::target::{Connection, Files, deadline};
+use super::target::{ALIVE_INTERVAL, Connection, Files, deadline};
 use crate::Opcode;
 
 /// Bytes that are received at once where a request may begin.
@@ -54,7 +54,7 @@ impl<'a> Reader<'a> {
 
     pub(super) fn read(mut self) -> io::Result<()> {
         let mut stage = vec![0; STAGE];
-        let mut stream = &self.connection.stream;
+        let wire = &self.connection.wire;
         loop {
             if self.deadline.is_some_and(|deadline| Instant::now() > deadline) {
                 return Err(io::ErrorKind::TimedOut.into());
@@ -67,7 +67,7 @@ impl<'a> Reader<'a> {
                 }
                 _ => &mut stage[..],
             };
-            match stream.read(into) {
+            match wire.read(into, ALIVE_INTERVAL) {
                 Ok(0) => return Ok(()),
                 Ok(count) => {
                     match &mut self.write {

@@ -4,8 +4,8 @@
 //! An initiator that fills all of them is not read from until one is free.
 
 use std::collections::{HashMap, VecDeque};
-use std::io::{self, IoSlice, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::io;
+use std::net::TcpListener;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
@@ -19,6 +19,7 @@ use socket2::SockRef;
 use super::disk::{Disk, Ended, OpenFile, Owner};
 use super::protocol::{Hello, MAX_LENGTH, Outcome, Reply, Request};
 use super::requests::Reader;
+use super::wire::Wire;
 use crate::Opcode;
 
 /// How often an initiator that waits hears that the target is there.
@@ -107,7 +108,7 @@ impl Target {
 
 /// What the threads of a connection share with those who do its I/O.
 pub(super) struct Connection {
-    pub(super) stream: TcpStream,
+    pub(super) wire: Wire,
     state: Mutex<State>,
     changed: Condvar,
     /// Whether a request has begun to come.
@@ -209,7 +210,7 @@ impl Connection {
 
     fn close(&self) {
         self.lock().closed = true;
-        let _ = self.stream.shutdown(Shutdown::Both);
+        self.wire.shut_down();
         self.changed.notify_all();
     }
 
@@ -233,7 +234,7 @@ impl Connection {
                 }
                 if state.finishing && state.under_way == 0 {
                     drop(state);
-                    return send_all(&self.stream, &Reply::Closing.emit(), &[]);
+                    return send_all(&self.wire, &Reply::Closing.emit(), &[]);
                 }
                 let waited = self.changed.wait_timeout(state, ALIVE_INTERVAL);
                 let (woken, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
@@ -248,7 +249,7 @@ impl Connection {
             let Pending { reply, buffer, range } = pending;
             let header = reply.emit();
             let data = &buffer.bytes()[range];
-            send_all(&self.stream, &header, data)?;
+            send_all(&self.wire, &header, data)?;
             let mut state = self.lock();
             state.give(buffer);
             drop(state);
@@ -272,33 +273,32 @@ impl Owner for Connection {
     }
 }
 
-fn send_all(mut stream: &TcpStream, header: &[u8], data: &[u8]) -> io::Result<()> {
+fn send_all(wire: &Wire, header: &[u8], data: &[u8]) -> io::Result<()> {
     let mut sent = 0;
     let deadline = deadline(data.len() as u32);
     while sent < header.len() + data.len() {
         if Instant::now() > deadline {
             return Err(io::ErrorKind::TimedOut.into());
         }
-        let count = match sent < header.len() {
-            true => stream.write_vectored(&[IoSlice::new(&header[sent..]), IoSlice::new(data)]),
-            false => stream.write(&data[sent - header.len()..]),
-        };
-        match count {
+        let before = header.get(sent..).unwrap_or_default();
+        let rest = &data[sent.saturating_sub(header.len())..];
+        match wire.write(before, rest, PATIENCE) {
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
             Ok(count) => sent += count,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
         }
     }
-    Ok(())
+    wire.finish(PATIENCE)
 }
 
 /// Serves a connection until its end.
 fn serve(accepted: &Accepted, files: &Files, disk: &Disk, gate: Option<&Gate>) -> io::Result<()> {
+    let mut session = None;
     if let Some(gate) = gate {
         // Until then it makes room for others.
         let admitted = gate.admit(accepted.stream(), Instant::now() + PATIENCE);
-        admitted.map_err(io::Error::other)?;
+        session = admitted.map_err(io::Error::other)?;
     }
     // It may have asked for something by the time that its place is taken.
     accepted.idle();
@@ -309,9 +309,10 @@ fn serve(accepted: &Accepted, files: &Files, disk: &Disk, gate: Option<&Gate>) -
     // Who was cut off is forgotten.
     let keep_alive = socket2::TcpKeepalive::new().with_time(PATIENCE).with_interval(PATIENCE);
     SockRef::from(&stream).set_tcp_keepalive(&keep_alive)?;
-    send_all(&stream, &Hello::emit(), &[])?;
+    let wire = Wire::new(stream, session);
+    send_all(&wire, &Hello::emit(), &[])?;
     let connection = Arc::new(Connection {
-        stream,
+        wire,
         state: Mutex::default(),
         changed: Condvar::new(),
         amid: AtomicBool::new(false),

@@ -93,7 +93,7 @@ impl Layer {
 
 /// See above. No call waits, but for [`Line::read`].
 #[derive(Default)]
-pub(super) struct Line {
+pub(crate) struct Line {
     layer: Option<Box<Layer>>,
     /// Where bytes are gathered that the layer takes, or that are staged.
     portion: Vec<u8>,
@@ -104,6 +104,11 @@ pub(super) struct Line {
 impl Line {
     pub(super) fn over(layer: Option<Layer>) -> Self {
         Self { layer: layer.map(Box::new), ..Self::default() }
+    }
+
+    /// Where bytes go over TLS.
+    pub(crate) fn over_tls(session: TlsSession) -> Self {
+        Self::over(Some(Layer::Tls(Box::new(session))))
     }
 
     /// Says and hears what it can of what comes before the first message; whether that is over.
@@ -143,7 +148,7 @@ impl Line {
     }
 
     /// Sends what was taken before: an error if there is no room for all of it.
-    pub(super) fn flush(&mut self, stream: &TcpStream) -> io::Result<()> {
+    pub(crate) fn flush(&mut self, stream: &TcpStream) -> io::Result<()> {
         while !self.unsent.is_empty() {
             self.unsent.start += send_slice(stream.as_fd(), &self.portion[self.unsent.clone()])?;
         }
@@ -151,7 +156,7 @@ impl Line {
     }
 
     /// Sends, or takes, as many of these bytes as there is room for.
-    pub(super) fn send(&mut self, stream: &TcpStream, bytes: &[u8]) -> io::Result<usize> {
+    pub(crate) fn send(&mut self, stream: &TcpStream, bytes: &[u8]) -> io::Result<usize> {
         self.flush(stream)?;
         let Some(layer) = &mut self.layer else { return send_slice(stream.as_fd(), bytes) };
         let now = &bytes[..bytes.len().min(PORTION)];
@@ -198,7 +203,7 @@ impl Line {
     }
 
     /// Receives what has come; 0 at the end of the stream.
-    pub(super) fn receive(&mut self, stream: &TcpStream, bytes: &mut [u8]) -> io::Result<usize> {
+    pub(crate) fn receive(&mut self, stream: &TcpStream, bytes: &mut [u8]) -> io::Result<usize> {
         match &mut self.layer {
             None => receive_slice(stream.as_fd(), bytes),
             Some(layer) => receive_from(layer, &mut WithoutWait(stream), |ready| put(bytes, ready)),

@@ -34,6 +34,7 @@ use self::busy_poll::Polling;
 use self::flow::Framing;
 use self::original::Version;
 use self::peer::{Peer, Place};
+pub(crate) use self::line::Line;
 pub(crate) use self::progress::Progress;
 use self::relay::RelayLimits;
 use self::target::{Relay, Target};
