@@ -2,6 +2,10 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+
+#[cfg(feature = "tls")]
+#[path = "../common/authority.rs"]
+mod authority;
 mod ending;
 mod fixture;
 mod input_output;
@@ -9,4 +13,6 @@ mod mapped;
 mod refused;
 mod strangers;
 mod targets;
+#[cfg(feature = "tls")]
+mod tls;
 mod token;
