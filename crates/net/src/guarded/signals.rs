@@ -3,7 +3,7 @@
 use std::io;
 use std::mem;
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use super::assembly;
@@ -17,9 +17,14 @@ static BEFORE: [AtomicPtr<libc::sigaction>; 2] = [const { AtomicPtr::new(ptr::nu
 /// From here on, a fault in an access of this module ends that access. Other faults are handled as they
 /// were. It lasts until somebody installs handlers that do not call those of before.
 pub fn recover() -> io::Result<()> {
-    static INSTALLED: Mutex<bool> = Mutex::new(false);
-    let mut installed = INSTALLED.lock().unwrap_or_else(PoisonError::into_inner);
-    if *installed {
+    static INSTALLED: AtomicBool = AtomicBool::new(false);
+    static INSTALLING: Mutex<()> = Mutex::new(());
+    // Without the lock, which a thread may have had that a process which was forked off has not.
+    if INSTALLED.load(Ordering::Acquire) {
+        return Ok(());
+    }
+    let _alone = INSTALLING.lock().unwrap_or_else(PoisonError::into_inner);
+    if INSTALLED.load(Ordering::Acquire) {
         return Ok(());
     }
     for (signal, before) in SIGNALS.into_iter().zip(&BEFORE) {
@@ -52,7 +57,7 @@ pub fn recover() -> io::Result<()> {
             }
         }
     }
-    *installed = true;
+    INSTALLED.store(true, Ordering::Release);
     Ok(())
 }
 
