@@ -2,7 +2,9 @@
 //! process, and locks that its other threads held then.
 
 use std::cell::UnsafeCell;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
 
 /// See [`forks`].
 static FORKS: AtomicU32 = AtomicU32::new(0);
@@ -29,21 +31,69 @@ static LOADING: Loading = Loading(UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZE
 
 /// Does something with the dynamic linker while no process is forked off.
 pub(crate) fn loading<R>(load: impl FnOnce() -> R) -> R {
-    struct Held;
-    impl Drop for Held {
-        fn drop(&mut self) {
-            after();
-        }
-    }
-    forks();
-    before();
-    let _held = Held;
+    let _held = Held::lock();
     load()
 }
 
-extern "C" fn before() {
+/// Names that are looked up. The C library has locks for that which a process that is forked off meanwhile finds taken for
+/// ever (glibc 2.36: `resolv_conf.c`).
+static LOOKUPS: AtomicUsize = AtomicUsize::new(0);
+
+/// So often a fork looks whether they are over, each time after a millisecond: it must not wait for a name server that does
+/// not answer.
+const LOOKS: usize = 200;
+
+/// Looks a name up. Processes are forked off before it begins or after it has ended, unless it takes long.
+pub(crate) fn looking_up<R>(look: impl FnOnce() -> R) -> R {
+    struct Counted;
+    impl Drop for Counted {
+        fn drop(&mut self) {
+            // Whoever is forked off by the lookup itself has none under way.
+            let less = |count: usize| count.checked_sub(1);
+            let _ = LOOKUPS.fetch_update(Ordering::AcqRel, Ordering::Relaxed, less);
+        }
+    }
+    let held = Held::lock();
+    LOOKUPS.fetch_add(1, Ordering::AcqRel);
+    let _counted = Counted;
+    drop(held);
+    look()
+}
+
+fn wait_for(lookups: &AtomicUsize, mut pause: impl FnMut()) {
+    for _ in 0..LOOKS {
+        if lookups.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        pause();
+    }
+}
+
+/// Nobody forks, or begins to look up or to load, as long as this is there.
+struct Held;
+
+impl Held {
+    fn lock() -> Self {
+        forks();
+        lock();
+        Self
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        after();
+    }
+}
+
+fn lock() {
     // SAFETY: it is initialized, and stays where it is.
     unsafe { libc::pthread_mutex_lock(LOADING.0.get()) };
+}
+
+extern "C" fn before() {
+    lock();
+    wait_for(&LOOKUPS, || thread::sleep(Duration::from_millis(1)));
 }
 
 extern "C" fn after() {
@@ -52,6 +102,8 @@ extern "C" fn after() {
 }
 
 extern "C" fn in_child() {
+    // Those who were at it are not here.
+    LOOKUPS.store(0, Ordering::Release);
     after();
     FORKS.fetch_add(1, Ordering::Relaxed);
 }
@@ -59,6 +111,36 @@ extern "C" fn in_child() {
 #[cfg(all(test, not(millstream_loom)))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_forks_waits_for_lookups_that_end_and_not_for_ever_for_others() {
+        let (lookups, mut pauses) = (AtomicUsize::new(2), 0);
+        wait_for(&lookups, || {
+            pauses += 1;
+            if pauses % 3 == 0 {
+                lookups.fetch_sub(1, Ordering::AcqRel);
+            }
+        });
+        assert_eq!((pauses, lookups.load(Ordering::Acquire)), (6, 0));
+        let (lookups, mut pauses) = (AtomicUsize::new(1), 0);
+        wait_for(&lookups, || pauses += 1);
+        assert_eq!(pauses, LOOKS);
+        // It is counted while it is under way, and by nobody who was forked off.
+        let child = looking_up(|| {
+            assert!(LOOKUPS.load(Ordering::Acquire) > 0);
+            // SAFETY: the other process does no more than may be done there.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                // SAFETY: as above.
+                unsafe { libc::_exit(i32::from(LOOKUPS.load(Ordering::Acquire) != 0)) };
+            }
+            child
+        });
+        let mut status = -1;
+        // SAFETY: the status is there.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0);
+    }
 
     #[test]
     fn a_process_that_is_forked_off_has_another_number() {

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::ptr;
 
 use crate::address::socket_address;
+use crate::forks::looking_up;
 
 /// The addresses of a host, with port 0. Blocks for as long as the resolver does.
 ///
@@ -18,9 +19,9 @@ pub fn lookup(host: &str) -> io::Result<Vec<SocketAddr>> {
     // One for each address, in place of one for each kind of socket.
     hints.ai_socktype = libc::SOCK_STREAM;
     let mut list = ptr::null_mut();
+    let asked = (name.as_ptr(), &raw const hints, &raw mut list);
     // SAFETY: all are alive during the call.
-    let code =
-        unsafe { libc::getaddrinfo(name.as_ptr(), ptr::null(), &raw const hints, &raw mut list) };
+    let code = looking_up(|| unsafe { libc::getaddrinfo(asked.0, ptr::null(), asked.1, asked.2) });
     if code != 0 {
         return Err(error(code, io::Error::last_os_error()));
     }
