@@ -4,13 +4,14 @@
 //! target that is there says so while it is asked for something, however slow its disk is; so silence
 //! means that it is gone.
 
-use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::TcpStream;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 use std::{io, mem};
 
 use millstream_metadata::{Gate, HostPort, PeerTls, Purpose, TlsSession, Token, prove};
+use millstream_net::lookup;
 use millstream_net::stream::Readiness;
 
 use super::flow::{Entry, Part, stuck};
@@ -195,11 +196,11 @@ impl Shared {
         let cannot = |error: io::Error| {
             format!("cannot connect to the process that has it: {error}: see whether it runs")
         };
-        let addresses: Vec<SocketAddr> =
-            (self.host.as_str(), self.port).to_socket_addrs().map_err(cannot)?.collect();
+        let addresses = lookup(&self.host).map_err(cannot)?;
         let mut last = io::ErrorKind::NotFound.into();
         let deadline = Instant::now() + self.patience.connect;
-        for address in addresses {
+        for mut address in addresses {
+            address.set_port(self.port);
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() || self.queue.lock().stopping {
                 break;
