@@ -132,7 +132,8 @@ fn each_variable_of_the_original_has_its_effect() {
     assert_eq!((tcp.version_one, tcp.messages, tcp.lanes), (true, false, 3));
     let timeouts = (tcp.progress_timeout, tcp.status_timeout);
     assert_eq!(timeouts, (Duration::from_secs(7), Duration::from_secs(8)));
-    assert_eq!(tcp.busy_poll, Duration::ZERO);
+    assert_eq!(tcp.busy_poll, Some(Duration::ZERO));
+    assert_eq!(load(&[], &[]).unwrap().tcp().busy_poll, None);
     let rdma = settings.rdma(&[]);
     assert_eq!((rdma.queue_pairs_per_endpoint, rdma.send_queue_depth), (2, 256));
     assert_eq!((rdma.retry_count, rdma.max_endpoints), (9, 64));

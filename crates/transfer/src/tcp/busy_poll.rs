@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::TcpConfig;
+
 /// A wait that is longer than the longest window by no more than this may be short once nobody sleeps: two threads are woken in
 /// turn, and each takes some 10 to 50 us.
 const SLACK: Duration = Duration::from_micros(100);
@@ -91,9 +93,18 @@ pub(super) struct Polling {
 }
 
 impl Polling {
-    /// All but one of the processors are for threads that look; if there is only one, it is.
-    pub(super) fn new(longest: Duration) -> Arc<Self> {
+    /// `longest`: [`TcpConfig::BUSY_POLL`] unless said, where this thread may use more than one processor.
+    pub(super) fn new(longest: Option<Duration>) -> Arc<Self> {
+        // By its affinity, and what its control groups let it have of processors.
         let processors = thread::available_parallelism().map_or(1, usize::from);
+        Self::on(processors, longest)
+    }
+
+    /// All but one of the processors are for threads that look. If there is only one, who looks keeps it from whom he waits
+    /// for, unless that one has another: so it is, only if it is said.
+    fn on(processors: usize, longest: Option<Duration>) -> Arc<Self> {
+        let unless_said = if processors > 1 { TcpConfig::BUSY_POLL } else { Duration::ZERO };
+        let longest = longest.unwrap_or(unless_said);
         Arc::new(Self {
             longest,
             most: (processors - 1).max(1),
@@ -319,6 +330,27 @@ mod tests {
         drop(first);
         assert!(busy.begin(false).looking.is_some());
         assert!(busy.begin(true).looking.is_none(), "of a stream");
+    }
+
+    #[test]
+    fn the_only_processor_is_for_whom_one_waits_for_unless_it_is_said() {
+        let on = |processors, longest| {
+            let polling = Polling::on(processors, longest);
+            (polling.longest, polling.most)
+        };
+        assert_eq!(on(1, None).0, Duration::ZERO);
+        assert_eq!(on(2, None), (TcpConfig::BUSY_POLL, 1));
+        assert_eq!(on(16, None), (TcpConfig::BUSY_POLL, 15));
+        assert_eq!(on(1, Some(us(70))), (us(70), 1));
+        assert_eq!(on(16, Some(Duration::ZERO)).0, Duration::ZERO);
+        // Where it is off nobody learns, and nobody looks.
+        let mut busy = BusyPoll::new(&Polling::on(1, None));
+        for _ in 0..10 {
+            let mut wait = busy.begin(false);
+            assert!(!busy.looks(&mut wait));
+            busy.end(&wait, true);
+        }
+        assert_eq!(busy.polling.counts(), (0, 10));
     }
 
     #[test]

@@ -32,9 +32,9 @@ use millstream_net::Waiters;
 
 use self::busy_poll::Polling;
 use self::flow::Framing;
+pub(crate) use self::line::Line;
 use self::original::Version;
 use self::peer::{Peer, Place};
-pub(crate) use self::line::Line;
 pub(crate) use self::progress::Progress;
 use self::relay::RelayLimits;
 use self::target::{Relay, Target};
@@ -84,8 +84,14 @@ pub struct TcpConfig {
     /// It must not ask relays itself.
     pub relay: Option<RelayLimits>,
     /// For how long at most a thread looks at connections before it sleeps, while it waits for an answer, or at a target
-    /// for a request: up to 10 ms. It does so where waits are short. Zero: it sleeps at once.
-    pub busy_poll: Duration,
+    /// for a request: up to 10 ms. It does so where waits are short. Zero: it sleeps at once. Without:
+    /// [`TcpConfig::BUSY_POLL`], and zero where the process may use one processor only.
+    pub busy_poll: Option<Duration>,
+}
+
+impl TcpConfig {
+    /// For how long a thread looks before it sleeps, unless said: to be woken takes about as long.
+    pub const BUSY_POLL: Duration = Duration::from_micros(50);
 }
 
 impl Default for TcpConfig {
@@ -103,7 +109,7 @@ impl Default for TcpConfig {
             progress_timeout: Duration::from_secs(5),
             status_timeout: Duration::from_secs(30),
             relay: None,
-            busy_poll: Duration::ZERO,
+            busy_poll: None,
         }
     }
 }

@@ -66,7 +66,7 @@ fn polls(engine: &TransferEngine) -> Polls {
 
 /// Any wait is short, also on a machine that stands still for a while.
 fn for_ever() -> TcpConfig {
-    TcpConfig { busy_poll: 100 * LONG, ..TcpConfig::default() }
+    TcpConfig { busy_poll: Some(100 * LONG), ..TcpConfig::default() }
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn requests_one_after_the_other_have_nobody_sleep() {
 
 #[test]
 fn without_it_nobody_looks() {
-    let config = TcpConfig { busy_poll: Duration::ZERO, ..TcpConfig::default() };
+    let config = TcpConfig { busy_poll: Some(Duration::ZERO), ..TcpConfig::default() };
     let asking = Asking::new(Opcode::Write, LENGTH, &config);
     let [initiator, target] = asking.polls(|asking| asking.ask(REQUESTS));
     assert_eq!((initiator.busy, target.busy), (0, 0));
@@ -104,7 +104,7 @@ fn without_it_nobody_looks() {
 #[test]
 fn nobody_looks_for_requests_that_come_now_and_then() {
     const COUNT: u64 = 40;
-    let config = TcpConfig { busy_poll: Duration::from_micros(50), ..TcpConfig::default() };
+    let config = TcpConfig { busy_poll: Some(TcpConfig::BUSY_POLL), ..TcpConfig::default() };
     let asking = Asking::new(Opcode::Write, LENGTH, &config);
     let [_, target] = asking.polls(|asking| {
         for _ in 0..COUNT {
@@ -114,6 +114,17 @@ fn nobody_looks_for_requests_that_come_now_and_then() {
         }
     });
     assert!(target.busy <= COUNT / 4, "{target:?}");
+}
+
+#[test]
+fn an_engine_that_has_nothing_to_do_looks_at_nothing() {
+    let config = TcpConfig { busy_poll: Some(TcpConfig::BUSY_POLL), ..TcpConfig::default() };
+    let asking = Asking::new(Opcode::Write, LENGTH, &config);
+    asking.ask(10 * REQUESTS);
+    let polls = asking.polls(|_| thread::sleep(Duration::from_millis(300)));
+    // The target may have begun its last wait after the first count.
+    assert_eq!(polls[0].busy, 0, "{polls:?}");
+    assert!(polls[1].busy <= 1, "{polls:?}");
 }
 
 #[test]

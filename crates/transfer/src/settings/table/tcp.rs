@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::{Scope, Setting};
+use crate::TcpConfig;
 use crate::settings::kind::{Kind, Unit};
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -194,12 +195,13 @@ pub(super) const ROWS: &[Setting] = &[
             unit: Unit::Milliseconds,
             least: Duration::ZERO,
             most: Duration::from_millis(10),
-            read: |values| values.tcp.busy_poll,
-            write: |values, time| values.tcp.busy_poll = time,
+            read: |values| values.tcp.busy_poll.unwrap_or(TcpConfig::BUSY_POLL),
+            write: |values, time| values.tcp.busy_poll = Some(time),
         },
         scope: Scope::Tcp,
         meaning: "How long at most a thread that waits for an answer, or at a target for a request, looks at its \
                   connections before it sleeps. It does so where waits are short: lower latency of short requests one \
-                  after the other, for busy processors. 0: it sleeps at once.",
+                  after the other, for busy processors. 0: it sleeps at once, as it does, unless this is set, where the process may \
+                  use one processor only.",
     },
 ];
