@@ -65,6 +65,26 @@ pub(super) fn machine_paths(tree: &Tree) -> Vec<Problem> {
     problems
 }
 
+/// No mark of a merge that was not finished (git-merge(1), "HOW CONFLICTS ARE PRESENTED"). The line between two sides
+/// may be a heading's underline elsewhere: it counts where there is another mark.
+pub(super) fn merge_marks(tree: &Tree) -> Vec<Problem> {
+    let [ours, theirs] = ["<", ">"].map(|sign| sign.repeat(7) + " ");
+    let between = "=".repeat(7);
+    let mut problems = Vec::new();
+    for (path, text) in tree.iter() {
+        let is_side = |line: &str| line.starts_with(&ours) || line.starts_with(&theirs);
+        if !text.lines().any(is_side) {
+            continue;
+        }
+        for (index, line) in text.lines().enumerate() {
+            if is_side(line) || line == between {
+                problems.push(Problem::new(path, index + 1, "a mark of a merge conflict"));
+            }
+        }
+    }
+    problems
+}
+
 /// No tab and no space at the end of a line.
 pub(super) fn whitespace(tree: &Tree) -> Vec<Problem> {
     let mut problems = Vec::new();
@@ -134,6 +154,27 @@ mod tests {
         }
         let fine = concat!("src/wo", "rk/a.rs ./wo", "rk/b");
         assert_eq!(machine_paths(&Tree::of([("docs/a.md", fine)])), []);
+    }
+
+    #[test]
+    fn merge_marks_are_found() {
+        let check = |text: &str| -> Vec<usize> {
+            let problems = merge_marks(&Tree::of([("CHANGELOG.md", text)]));
+            problems.into_iter().map(|problem| problem.line).collect()
+        };
+        let [ours, between, theirs] = ["<", "=", ">"].map(|sign| sign.repeat(7));
+        let whole = format!("a\n{ours} HEAD\nb\n{between}\nc\n{theirs} other\nd\n");
+        assert_eq!(check(&whole), [2, 4, 6]);
+        assert_eq!(check(&format!("a\n{theirs} other\n")), [2]);
+        assert_eq!(check(&format!("{between}\r\nb\r\n{ours} HEAD\r\n")), [1, 3]);
+        for fine in [
+            format!("a heading\n{between}\n"),
+            format!(" {ours} HEAD\n"),
+            format!("{ours}\n{theirs}x\n"),
+            format!("a {theirs} b\n"),
+        ] {
+            assert_eq!(check(&fine), [], "{fine}");
+        }
     }
 
     #[test]

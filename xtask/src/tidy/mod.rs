@@ -33,6 +33,7 @@ const RULES: &[Rule] = &[
     hygiene::length,
     hygiene::leftovers,
     hygiene::machine_paths,
+    hygiene::merge_marks,
     hygiene::whitespace,
     documents::named_paths,
     documents::links,
