@@ -569,42 +569,68 @@ impl<T: Element> fmt::Debug for Buffer<T> {
     }
 }
 
-/// Bytes that are registered for reading and writing, for collectives that are over before it goes.
+/// Bytes that are registered for reading and writing: what is sent for other memory, as that of all ranks of a host, and the
+/// results of that. Collectives that use it are over before it goes.
 pub(crate) struct Scratch {
-    /// Goes before the bytes do.
+    /// They go before the bytes do.
     regions: Option<Regions>,
-    span: Span,
+    bytes: NonNull<u8>,
+    length: usize,
 }
 
+// SAFETY: it owns its bytes.
+unsafe impl Send for Scratch {}
+
 impl Scratch {
-    /// So many, which is not 0.
+    /// So many bytes, which is not 0, for the connections of these domains.
     pub(crate) fn new(domains: &Domains, length: usize) -> Result<Self, RegionError> {
-        let bytes = Box::into_raw(vec![0_u8; length].into_boxed_slice());
-        // SAFETY: the bytes are ours until `drop`, where the region goes first, and never referred to.
-        let span = unsafe { Span::new(bytes.cast(), length) };
-        let mut scratch = Self { regions: None, span };
+        let bytes = Box::into_raw(vec![0_u8; length].into_boxed_slice()).cast::<u8>();
+        // A pointer to a boxed slice is never null.
+        let bytes = NonNull::new(bytes).unwrap_or(NonNull::dangling());
+        let mut scratch = Self { regions: None, bytes, length };
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-        scratch.regions = domains.register_span(span, access)?;
+        // SAFETY: the bytes are ours until `drop`, where the regions go first, and never referred to: spans copy.
+        scratch.regions = Some(unsafe { domains.register_memory(bytes.as_ptr(), length, access)? });
         Ok(scratch)
     }
 
-    pub(crate) fn span(&self) -> Span {
-        self.span
-    }
-
+    /// All of it, as work requests name it.
     pub(crate) fn operand(&self) -> Operand {
         operand(self.regions.as_ref())
+    }
+
+    /// From this byte on.
+    pub(crate) fn operand_at(&self, offset: usize) -> Operand {
+        debug_assert!(offset <= self.length);
+        let whole = self.operand();
+        Operand { address: whole.address + offset as u64, ..whole }
+    }
+
+    /// All of it, for as long as it lives: its owner ends what uses that before.
+    pub(crate) fn span(&self) -> Span {
+        self.part(0..self.length)
+    }
+
+    /// A part of it, for as long.
+    pub(crate) fn part(&self, range: Range<usize>) -> Span {
+        assert!(range.start <= range.end && range.end <= self.length, "{range:?}");
+        // SAFETY: within the bytes, to which nobody refers.
+        unsafe { Span::new(self.bytes.as_ptr().add(range.start), range.len()) }
     }
 }
 
 impl Drop for Scratch {
     fn drop(&mut self) {
         self.regions = None;
-        let Span { address, length } = self.span;
-        // SAFETY: from the box in `new`, and nobody else has it.
-        drop(unsafe {
-            Box::from_raw(std::ptr::slice_from_raw_parts_mut(address.as_ptr(), length))
-        });
+        let bytes = std::ptr::slice_from_raw_parts_mut(self.bytes.as_ptr(), self.length);
+        // SAFETY: from a box of this length, and nobody else has it.
+        drop(unsafe { Box::from_raw(bytes) });
+    }
+}
+
+impl fmt::Debug for Scratch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Scratch({})", self.length)
     }
 }
 
@@ -696,60 +722,6 @@ impl<const BYTES: usize> Drop for ControlBlock<BYTES> {
         self.region = None;
         // SAFETY: from the box in `new`, and nobody else has it.
         drop(unsafe { Box::from_raw(self.bytes.as_ptr()) });
-    }
-}
-
-/// Memory that a rank sends from for all ranks of its host, and that their results come to.
-pub(crate) struct Staging {
-    /// They go before the bytes do.
-    regions: Option<Regions>,
-    bytes: NonNull<u8>,
-    length: usize,
-}
-
-// SAFETY: it owns its bytes.
-unsafe impl Send for Staging {}
-
-impl Staging {
-    /// So many bytes, for the connections of these domains.
-    pub(crate) fn new(domains: &Domains, length: usize) -> Result<Self, RegionError> {
-        let bytes = Box::into_raw(vec![0_u8; length].into_boxed_slice()).cast::<u8>();
-        // A pointer to a boxed slice is never null.
-        let bytes = NonNull::new(bytes).unwrap_or(NonNull::dangling());
-        let mut staging = Self { regions: None, bytes, length };
-        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-        // SAFETY: the bytes are ours until `drop`, where the regions go first, and never referred to: spans copy.
-        staging.regions = Some(unsafe { domains.register_memory(bytes.as_ptr(), length, access)? });
-        Ok(staging)
-    }
-
-    /// From this byte on, as work requests name it.
-    pub(crate) fn operand(&self, offset: usize) -> Operand {
-        debug_assert!(offset <= self.length);
-        let whole = operand(self.regions.as_ref());
-        Operand { address: whole.address + offset as u64, ..whole }
-    }
-
-    /// A part of it, for as long as it lives: its owner ends what uses that before.
-    pub(crate) fn span(&self, range: Range<usize>) -> Span {
-        assert!(range.start <= range.end && range.end <= self.length, "{range:?}");
-        // SAFETY: within the bytes, to which nobody refers.
-        unsafe { Span::new(self.bytes.as_ptr().add(range.start), range.len()) }
-    }
-}
-
-impl Drop for Staging {
-    fn drop(&mut self) {
-        self.regions = None;
-        let bytes = std::ptr::slice_from_raw_parts_mut(self.bytes.as_ptr(), self.length);
-        // SAFETY: from a box of this length, and nobody else has it.
-        drop(unsafe { Box::from_raw(bytes) });
-    }
-}
-
-impl fmt::Debug for Staging {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Staging({})", self.length)
     }
 }
 

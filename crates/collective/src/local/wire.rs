@@ -13,7 +13,7 @@ use millstream_verbs::RegionError;
 use super::layout::HOST_SLOT_BYTES;
 use crate::CollectiveError;
 use crate::engine::Engine;
-use crate::memory::{Domains, Operands, Span, Staging};
+use crate::memory::{Domains, Operands, Scratch, Span};
 use crate::tree::Work;
 
 /// Chunks of which something is under way: one is on the wire and one comes after it.
@@ -24,7 +24,7 @@ const PLACES: u64 = 2;
 pub(crate) struct Wire {
     /// Nothing is under way any more when the memory goes: [`Engine::disconnect`].
     engine: Arc<Engine>,
-    staging: Staging,
+    scratch: Scratch,
     /// Where others send whole vectors, a host with one rank sends its part alone, and gets its part alone.
     only: Option<u32>,
 }
@@ -45,15 +45,15 @@ impl Wire {
         domains: &Domains,
         ranks: &[u32],
     ) -> Result<Self, RegionError> {
-        let staging = Staging::new(domains, PLACES as usize * HOST_SLOT_BYTES)?;
+        let scratch = Scratch::new(domains, PLACES as usize * HOST_SLOT_BYTES)?;
         let only = if let [only] = ranks { Some(*only) } else { None };
-        Ok(Self { engine, staging, only })
+        Ok(Self { engine, scratch, only })
     }
 
     /// Where a part of a chunk's whole vector is.
     pub(super) fn span(&self, chunk: u64, range: Range<usize>) -> Span {
         let start = place(chunk);
-        self.staging.span(start + range.start..start + range.end)
+        self.scratch.part(start + range.start..start + range.end)
     }
 
     /// Has the hosts agree on a call that they do in chunks.
@@ -81,8 +81,8 @@ impl Wire {
         let destination = alone(collective == Collective::ReduceScatter);
         let start = place(chunk);
         let operands = Operands {
-            source: self.staging.operand(start + source.start),
-            destination: self.staging.operand(start + destination.start),
+            source: self.scratch.operand_at(start + source.start),
+            destination: self.scratch.operand_at(start + destination.start),
         };
         let call = CollectiveCall {
             count: (extent.part / work.call.data_type.size() as usize) as u64,
