@@ -4,12 +4,11 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Cluster, PATIENCE, each, join_all, leave, on_both};
+use common::{Cluster, PATIENCE, each, joined, leave, on_both};
 use millstream_collective::{
     Call, Collective, CollectiveError, Communicator, DataType, Element, JoinConfig, Mode,
     ReduceOperation,
 };
-use millstream_verbs::{Device, SoftConfig};
 
 use ReduceOperation::Sum;
 
@@ -52,13 +51,10 @@ fn sums_of_floats_are_added_in_the_order_of_ranks_if_one_asks_for_it() {
     for trees in [1, 2] {
         let cluster = Cluster::start(1);
         let configs = (0..WORLD).map(|rank| {
-            let mut config = cluster.config("ordered", WORLD, rank);
-            let device = || Device::open_soft(&SoftConfig::new(common::address())).unwrap();
-            config.more_devices = (1..trees).map(|_| device()).collect();
+            let config = cluster.config_with("ordered", WORLD, rank, trees);
             JoinConfig { reproducible: rank == 1, ..config }
         });
-        let mut ranks: Vec<Communicator> =
-            join_all(configs.collect()).into_iter().map(Result::unwrap).collect();
+        let mut ranks = joined(configs);
         for (round, length) in [700, 300_000, 1_000_003, 300_000, 70_000].into_iter().enumerate() {
             let sum = |index| (1..WORLD).fold(float(0, index), |sum, it| sum + float(it, index));
             let wanted: Vec<u32> = (0..length).map(|index| sum(index).to_bits()).collect();
@@ -302,7 +298,7 @@ fn two_groups_at_once_do_not_mix() {
 #[test]
 fn who_sets_no_limit_waits_for_ever_and_not_beyond_the_clock() {
     let cluster = Cluster::start(1);
-    let device = Device::open_soft(&SoftConfig::new(common::address())).unwrap();
+    let device = common::device();
     let config = JoinConfig {
         timeout: Duration::MAX,
         call_timeout: Duration::MAX,

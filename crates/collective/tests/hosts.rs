@@ -7,12 +7,12 @@ mod common;
 use std::sync::Barrier;
 use std::time::Duration;
 
-use common::{Cluster, PATIENCE, address, each, join_all, leave};
+use common::{Cluster, PATIENCE, each, join_all, joined, leave};
 use millstream_collective::{
     Call, CollectiveError, Communicator, Float16, JoinConfig, JoinError, Mode, Path, RawCall,
     ReduceOperation, Refusal, Route,
 };
-use millstream_verbs::{Device, SoftConfig};
+use millstream_verbs::Device;
 
 use ReduceOperation::{Average, Sum};
 
@@ -25,18 +25,14 @@ const UNEVEN: &[u32] = &[2, 1, 2, 0, 1, 2];
 /// Ranks of these hosts.
 fn configs(cluster: &Cluster, group: &str, hosts: &[u32], devices: usize) -> Vec<JoinConfig> {
     let config = |(rank, host): (u32, &u32)| {
-        let mut config = cluster.config(group, hosts.len() as u32, rank);
-        (config.path, config.host_label) = (Path::Auto, format!("host {host}"));
-        let device = |_| Device::open_soft(&SoftConfig::new(address())).unwrap();
-        config.more_devices = (1..devices).map(device).collect();
-        config
+        let config = cluster.config_with(group, hosts.len() as u32, rank, devices);
+        JoinConfig { path: Path::Auto, host_label: format!("host {host}"), ..config }
     };
     (0..).zip(hosts).map(config).collect()
 }
 
 fn group(cluster: &Cluster, group: &str, hosts: &[u32]) -> Vec<Communicator> {
-    let joined = join_all(configs(cluster, group, hosts, 1));
-    joined.into_iter().map(Result::unwrap).collect()
+    joined(configs(cluster, group, hosts, 1))
 }
 
 fn element(rank: u32, index: usize) -> i64 {
@@ -134,8 +130,7 @@ fn hosts_with_one_two_and_three_ranks_call_all() {
 #[test]
 fn hosts_with_several_devices_have_several_trees() {
     let cluster = Cluster::start(2);
-    let joined = join_all(configs(&cluster, "devices", &[0, 0, 1], 2));
-    let mut ranks: Vec<_> = joined.into_iter().map(Result::unwrap).collect();
+    let mut ranks = joined(configs(&cluster, "devices", &[0, 0, 1], 2));
     let trees: Vec<usize> = ranks.iter().map(|rank| rank.switches().count()).collect();
     assert_eq!(trees, [2, 0, 2]);
     all_of_a_group(&mut ranks);
@@ -158,7 +153,7 @@ fn the_lowest_rank_of_a_host_has_its_vector_on_the_wire_once_and_others_nothing(
     let cluster = Cluster::start(1);
     let configs = configs(&cluster, "once", &[0, 0, 0, 0, 1], 1);
     let devices: Vec<Device> = configs.iter().map(|config| config.device.clone()).collect();
-    let mut ranks: Vec<_> = join_all(configs).into_iter().map(Result::unwrap).collect();
+    let mut ranks = joined(configs);
     let bytes = |rank: usize| {
         let counters = devices[rank].driver_counters();
         [counters.sent_bytes, counters.received_bytes]
@@ -190,14 +185,14 @@ fn one_rank_decides_for_switches_and_one_that_needs_shared_memory_alone_is_refus
     let cluster = Cluster::start(1);
     let mut some = configs(&cluster, "path", TWO, 1);
     some[2].path = Path::Switch;
-    let mut ranks: Vec<_> = join_all(some).into_iter().map(Result::unwrap).collect();
+    let mut ranks = joined(some);
     assert!(ranks.iter().all(|rank| rank.route() == Route::Switch && rank.switch().is_some()));
     each(&mut ranks, |communicator| all_of(communicator, 100));
     leave(ranks);
     let mut some = configs(&cluster, "alone", TWO, 1);
     some[3].path = Path::SharedMemory;
-    for joined in join_all(some) {
-        let error = joined.unwrap_err();
+    for outcome in join_all(some) {
+        let error = outcome.unwrap_err();
         let is_it = matches!(&error, JoinError::Refused(Refusal::NotShared { rank: 3, .. }));
         assert!(is_it, "{error}");
     }
@@ -310,8 +305,7 @@ fn who_differs_is_named_on_all_hosts_whether_its_host_does_or_the_switch() {
 fn who_differs_is_named_by_the_whole_call_over_several_trees_too() {
     let cluster = Cluster::start(2);
     for _ in 0..3 {
-        let joined = join_all(configs(&cluster, "trees", TWO, 2));
-        let mut ranks: Vec<_> = joined.into_iter().map(Result::unwrap).collect();
+        let mut ranks = joined(configs(&cluster, "trees", TWO, 2));
         // The first chunks differ, too.
         for error in outcomes(&mut ranks, &[400_000, 400_001, 400_001, 400_000]) {
             let what = "rank 1 has count 400001 where rank 0 has 400000";
@@ -327,7 +321,7 @@ fn late(cluster: &Cluster, first: u32) -> Vec<CollectiveError> {
     for (config, &host) in all.iter_mut().zip(TWO) {
         config.call_timeout = if host == first { Duration::from_secs(3) } else { PATIENCE };
     }
-    let mut ranks: Vec<_> = join_all(all).into_iter().map(Result::unwrap).collect();
+    let mut ranks = joined(all);
     let heard = Barrier::new(TWO.len());
     each(&mut ranks, |communicator| {
         if communicator.rank() == 2 {

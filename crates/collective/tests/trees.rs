@@ -4,27 +4,14 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Cluster, address, each, join_all, leave};
+use common::{Cluster, each, joined, leave};
 use millstream_collective::{
     Call, CollectiveError, Communicator, DataType, JoinConfig, JoinError, Mode, RawCall,
     ReduceOperation::Sum,
 };
-use millstream_verbs::{Device, SoftConfig};
-
-fn device() -> Device {
-    Device::open_soft(&SoftConfig::new(address())).unwrap()
-}
-
-/// A rank with so many devices.
-fn config(cluster: &Cluster, group: &str, world: u32, rank: u32, devices: usize) -> JoinConfig {
-    let mut config = cluster.config(group, world, rank);
-    config.more_devices = (1..devices).map(|_| device()).collect();
-    config
-}
 
 fn group(cluster: &Cluster, group: &str, world: u32, devices: usize) -> Vec<Communicator> {
-    let configs = (0..world).map(|rank| config(cluster, group, world, rank, devices)).collect();
-    join_all(configs).into_iter().map(Result::unwrap).collect()
+    joined((0..world).map(|rank| cluster.config_with(group, world, rank, devices)))
 }
 
 fn element(rank: u32, index: usize) -> u32 {
@@ -92,13 +79,12 @@ fn every_collective_is_exact_over_several_trees() {
 #[test]
 fn there_are_as_many_trees_as_the_rank_with_the_fewest_devices_has() {
     let cluster = Cluster::start(1);
-    let configs = [(0, 3), (1, 2)].map(|(rank, devices)| config(&cluster, "few", 2, rank, devices));
-    let mut ranks: Vec<Communicator> =
-        join_all(configs.into()).into_iter().map(Result::unwrap).collect();
+    let of = |(rank, devices)| cluster.config_with("few", 2, rank, devices);
+    let mut ranks = joined([(0, 3), (1, 2)].map(of));
     assert_eq!([&ranks[0], &ranks[1]].map(|rank| rank.switches().count()), [2, 2]);
     each(&mut ranks, |communicator| all_of(communicator, 20_000));
     leave(ranks);
-    let error = Communicator::join(&config(&cluster, "many", 1, 0, 9)).unwrap_err();
+    let error = Communicator::join(&cluster.config_with("many", 1, 0, 9)).unwrap_err();
     assert!(matches!(error, JoinError::TooManyDevices { count: 9 }), "{error}");
 }
 
@@ -189,11 +175,10 @@ fn who_does_not_call_is_named_though_the_call_is_on_all_trees() {
     let cluster = Cluster::start(1);
     let late = Duration::from_secs(1);
     let configs = (0..2).map(|rank| {
-        let config = config(&cluster, "late", 2, rank, 2);
+        let config = cluster.config_with("late", 2, rank, 2);
         JoinConfig { call_timeout: late, ..config }
     });
-    let mut ranks: Vec<Communicator> =
-        join_all(configs.collect()).into_iter().map(Result::unwrap).collect();
+    let mut ranks = joined(configs);
     let (mine, mut result) = (vector(0, 50_000), vec![0; 50_000]);
     let error = ranks[0].all_reduce(&mine, &mut result, Sum).unwrap_err();
     let CollectiveError::Overdue { ranks: missing, what } = &error else { panic!("{error:?}") };

@@ -120,9 +120,20 @@ impl Cluster {
     }
 
     pub(crate) fn config(&self, group: &str, world: u32, rank: u32) -> JoinConfig {
-        let device = Device::open_soft(&SoftConfig::new(address())).unwrap();
-        let config = JoinConfig::new(self.controller, group, world, rank, &device);
+        let config = JoinConfig::new(self.controller, group, world, rank, &device());
         JoinConfig { path: self.path, fallback: self.fallback, ..config }
+    }
+
+    /// Of a rank with so many devices.
+    pub(crate) fn config_with(
+        &self,
+        group: &str,
+        world: u32,
+        rank: u32,
+        devices: usize,
+    ) -> JoinConfig {
+        let more_devices = (1..devices).map(|_| device()).collect();
+        JoinConfig { more_devices, ..self.config(group, world, rank) }
     }
 
     pub(crate) fn join(&self, group: &str, world: u32, rank: u32) -> Communicator {
@@ -131,8 +142,7 @@ impl Cluster {
 
     /// All ranks of a group.
     pub(crate) fn group(&self, group: &str, world: u32) -> Vec<Communicator> {
-        let configs = (0..world).map(|rank| self.config(group, world, rank)).collect();
-        join_all(configs).into_iter().map(Result::unwrap).collect()
+        joined((0..world).map(|rank| self.config(group, world, rank)))
     }
 }
 
@@ -141,6 +151,17 @@ pub(crate) fn on_both(test: impl Fn(&Cluster)) {
     for cluster in [Cluster::start(1), Cluster::of_shared_memory()] {
         test(&cluster);
     }
+}
+
+/// A soft device of an address that no other has.
+pub(crate) fn device() -> Device {
+    Device::open_soft(&SoftConfig::new(address())).unwrap()
+}
+
+/// Ranks that have joined at once, with all of these.
+pub(crate) fn joined(configs: impl IntoIterator<Item = JoinConfig>) -> Vec<Communicator> {
+    let joined = join_all(configs.into_iter().collect());
+    joined.into_iter().map(Result::unwrap).collect()
 }
 
 /// Joins with all of these at once.
