@@ -1,6 +1,5 @@
 //! The switch as a daemon: a node that adds, and a controller that says for whom.
 
-use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::future::Future;
 use std::io;
@@ -11,11 +10,10 @@ use std::time::Duration;
 
 use millstream_inc::controllers::{Controllers, Search};
 use millstream_inc::protocol::{
-    Commanded, FromController, GroupIdentity, HeldNode, MAX_HELD_AT_ONCE, ObeyedTerm, Presence,
-    Refusal, SwitchBelow, SwitchLimits, SwitchReport, TermError, ToController, encode, shortened,
+    Commanded, FromController, Refusal, SwitchLimits, TermError, ToController, encode, shortened,
 };
 use millstream_inc::{
-    Abort, CommunicatorCounts, CommunicatorSpec, ParentSpec, SwitchConfig as NodeConfig,
+    Abort, CommunicatorCounts, CommunicatorSpec, HeldNodes, ParentSpec, SwitchConfig as NodeConfig,
     SwitchEvent, packets_too_long,
 };
 use millstream_net::tls::CallerTls;
@@ -41,9 +39,6 @@ pub const UNCLAIMED: u32 = 1;
 
 /// How long a message may take to leave. A controller that stands still takes some all the same.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(4);
-
-/// A connection that breaks may take with it what was written for so long: the kernel gives it up after 8 s.
-const UNREAD: Duration = Duration::from_secs(15);
 
 /// How long a connection may take, and where there are other controllers to ask.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
@@ -138,11 +133,8 @@ pub fn run(
             data_plane: DataPlane::open(&config)?,
             search: Search::new(config.controllers.clone()),
             config,
-            incarnation: crate::seed(),
-            term: ObeyedTerm::NONE,
-            communicators: BTreeMap::new(),
-            untold: BTreeMap::new(),
-            told: Vec::new(),
+            nodes: HeldNodes::new(crate::seed()),
+            started: Instant::now(),
             ready: Some(ready),
             registered: false,
         };
@@ -182,31 +174,12 @@ enum SessionEnd {
     DataPlane(Failure),
 }
 
-/// What a node was made for, for a controller that does not know it.
-struct Made {
-    group: GroupIdentity,
-    children: u32,
-    below: Vec<SwitchBelow>,
-    /// The address of the switch above.
-    above: Option<IpAddr>,
-    /// Of which tree.
-    tree: u8,
-    path_mtu: Mtu,
-}
-
 struct Switch<F> {
     config: SwitchConfig,
     search: Search,
     data_plane: DataPlane,
-    /// This process.
-    incarnation: u64,
-    /// The highest term that was obeyed.
-    term: ObeyedTerm,
-    communicators: BTreeMap<u64, Made>,
-    /// Why communicators end: one for each at most, and until a controller has heard it.
-    untold: BTreeMap<u64, SwitchReport>,
-    /// Those that were written a short time ago: they may be lost with the connection.
-    told: Vec<(Instant, u64, SwitchReport)>,
+    nodes: HeldNodes,
+    started: Instant,
     /// Taken when the controller has registered us for the first time.
     ready: Option<F>,
     /// The controller of this session knows us.
@@ -233,7 +206,7 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
                     return RunError::Refused { controller, reason };
                 }
                 Err(end) => {
-                    self.recall();
+                    self.nodes.recall(self.started.elapsed());
                     if self.registered {
                         (pause, attempts) = (BACK_OFF[0], 0);
                     }
@@ -317,7 +290,7 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
                 message = reader.next() => {
                     heard = Instant::now();
                     let Commanded { term, message } = message?;
-                    self.term.obey(term)?;
+                    self.nodes.obey(term)?;
                     match message {
                         FromController::ReadCounters => {
                             for counters in self.counters().map_err(SessionEnd::DataPlane)? {
@@ -349,48 +322,14 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
         let (name, address) = (self.config.name.clone(), self.data_plane.address());
         let NodeConfig { max_communicators, max_memory, .. } = self.config.node;
         let limits = SwitchLimits { communicators: max_communicators, memory_bytes: max_memory };
-        let held = self.communicators.len() as u32;
-        let presence = Presence { incarnation: self.incarnation, term: self.term.get(), held };
-        let node = |(&communicator, made): (&u64, &Made)| {
-            let &Made { group, children, ref below, tree, .. } = made;
-            HeldNode { group, communicator, children, below: below.clone(), tree }
-        };
-        let nodes: Vec<HeldNode> = self.communicators.iter().map(node).collect();
-        let report = |(&communicator, report): (&u64, &SwitchReport)| ToController::Report {
-            communicator,
-            report: report.clone(),
-        };
-        // Reports first: what is not held any more may be why.
-        [ToController::Register { name, address, limits, presence }]
-            .into_iter()
-            .chain(self.untold.iter().map(report))
-            .chain(
-                nodes
-                    .chunks(MAX_HELD_AT_ONCE)
-                    .map(|nodes| ToController::Held { nodes: nodes.to_vec() }),
-            )
-            .collect()
-    }
-
-    /// What was written to a connection that broke may not have been read: it is said again. Who knows it takes
-    /// it for one of a communicator that is over.
-    fn recall(&mut self) {
-        for (at, communicator, report) in self.told.drain(..) {
-            if at.elapsed() < UNREAD {
-                self.untold.entry(communicator).or_insert(report);
-            }
-        }
+        self.nodes.introduction(name, address, limits)
     }
 
     /// Tells why communicators end. What could not be told is kept.
     async fn tell(&mut self, writer: &mut Writer) -> Result<(), SessionEnd> {
-        while let Some((&communicator, report)) = self.untold.first_key_value() {
-            let report = report.clone();
-            let message = ToController::Report { communicator, report: report.clone() };
-            send(writer, &message).await?;
-            self.untold.remove(&communicator);
-            self.told.retain(|(at, ..)| at.elapsed() < UNREAD);
-            self.told.push((Instant::now(), communicator, report));
+        while let Some((communicator, report)) = self.nodes.next_untold() {
+            send(writer, &ToController::Report { communicator, report }).await?;
+            self.nodes.told(communicator, self.started.elapsed());
         }
         Ok(())
     }
@@ -406,16 +345,9 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
                 self.registered();
                 None
             }
-            FromController::CreateCommunicator { group, path_mtu, tree, .. } => spec.map(|spec| {
-                let below = spec.children.iter().filter(|child| child.is_switch);
-                let below = below.map(|child| SwitchBelow {
-                    rank: child.ranks.first().unwrap_or_default(),
-                    address: child.address,
-                });
-                let (below, children) = (below.collect(), spec.children.len() as u32);
-                let made = Made { group, children, below, above: None, tree, path_mtu };
-                self.create(&spec, made)
-            }),
+            FromController::CreateCommunicator { .. } => {
+                spec.map(|spec| self.create(&spec, &message))
+            }
             FromController::ConnectParent { communicator, address, qpn, psn } => {
                 let parent = ParentSpec { address, qpn, psn };
                 Some(self.connect_parent(communicator, &parent))
@@ -495,7 +427,7 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
         Mtu::fitting(link.ok()?)
     }
 
-    fn create(&mut self, spec: &CommunicatorSpec, made: Made) -> ToController {
+    fn create(&mut self, spec: &CommunicatorSpec, message: &FromController) -> ToController {
         let communicator = spec.id;
         let neighbours = spec.children.iter().map(|child| child.address);
         if let Some(failed) = self.too_long(communicator, spec.path_mtu, neighbours) {
@@ -503,7 +435,7 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
         }
         match self.data_plane.create(spec) {
             Ok(created) => {
-                self.communicators.insert(communicator, made);
+                self.nodes.made(message);
                 created.message(communicator)
             }
             Err(error) => {
@@ -517,8 +449,7 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
     /// Connects a communicator to the node above. When that fails, nothing is left of it, as of one that
     /// was not made.
     fn connect_parent(&mut self, communicator: u64, parent: &ParentSpec) -> ToController {
-        if let Some(made) = self.communicators.get(&communicator)
-            && let path_mtu = made.path_mtu
+        if let Some(path_mtu) = self.nodes.path_mtu(communicator)
             && let above = [parent.address].into_iter()
             && let Some(failed) = self.too_long(communicator, path_mtu, above)
         {
@@ -527,14 +458,12 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
         }
         match self.data_plane.connect_parent(communicator, parent) {
             Ok(()) => {
-                if let Some(made) = self.communicators.get_mut(&communicator) {
-                    made.above = Some(parent.address);
-                }
+                self.nodes.connected(communicator, parent.address);
                 ToController::ParentConnected { communicator }
             }
             Err(error) => {
                 tracing::warn!(communicator, parent = %parent.address, %error, "not connected");
-                if self.communicators.remove(&communicator).is_some() {
+                if self.nodes.remove(communicator) {
                     self.data_plane.destroy(communicator);
                 }
                 let address = parent.address;
@@ -547,9 +476,10 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
 
     /// Removes a communicator; returns what the controller should know.
     fn destroy(&mut self, communicator: u64) -> Option<ToController> {
-        self.communicators.remove(&communicator)?;
-        self.data_plane.destroy(communicator);
-        Some(ToController::CommunicatorDestroyed { communicator })
+        self.nodes.remove(communicator).then(|| {
+            self.data_plane.destroy(communicator);
+            ToController::CommunicatorDestroyed { communicator }
+        })
     }
 
     /// Acts on what the node reports; returns what the controller should know.
@@ -559,15 +489,10 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
             return Err(self.data_plane.failure().unwrap_or(closed));
         };
         tracing::info!(?event, "the switch reports");
-        let communicator = event.communicator();
-        if matches!(event, SwitchEvent::Aborted { .. }) {
+        if let SwitchEvent::Aborted { communicator, .. } = event {
             return Ok(self.destroy(communicator));
         }
-        let above = self.communicators.get(&communicator).and_then(|made| made.above);
-        let Some(report) = event.report(above) else { return Ok(None) };
-        if self.communicators.contains_key(&communicator) {
-            self.untold.entry(communicator).or_insert(report);
-        }
+        self.nodes.happened(&event);
         Ok(None)
     }
 }

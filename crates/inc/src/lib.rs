@@ -45,6 +45,7 @@ mod descriptor;
 pub mod election;
 mod error;
 pub mod failover;
+mod held_nodes;
 mod host;
 pub mod kernels;
 mod layout;
@@ -63,6 +64,7 @@ pub use communicator::CommunicatorStatistics;
 pub use data_type::{Collective, DataType, ReduceOperation, UnknownName};
 pub use descriptor::{DESCRIPTOR_BYTES, Descriptor, DescriptorError, Field, MAX_COLLECTIVE_BYTES};
 pub use error::{CollectiveError, StartError};
+pub use held_nodes::HeldNodes;
 pub use host::{
     CONTROL_BYTES, Command, Completed, Halted, HostConfig, HostConfigError, HostWorker,
 };

@@ -2,14 +2,10 @@
 
 use core::net::IpAddr;
 use core::time::Duration;
-use std::collections::BTreeMap;
 
-use millstream_inc::protocol::{
-    Commanded, FromController, GroupIdentity, HeldNode, MAX_HELD_AT_ONCE, ObeyedTerm, Presence,
-    SwitchBelow, SwitchEdge, SwitchLimits, SwitchReport, SwitchUplink, ToController,
-};
+use millstream_inc::protocol::{Commanded, FromController, SwitchLimits, ToController};
 use millstream_inc::{
-    Abort, ChildSpec, CommunicatorSpec, ParentSpec, SwitchConfig, SwitchEvent, SwitchNode,
+    Abort, CommunicatorSpec, HeldNodes, ParentSpec, SwitchConfig, SwitchEvent, SwitchNode,
 };
 use millstream_roce::{IcrcCheck, Instant};
 
@@ -20,30 +16,15 @@ use super::agent::{Agent, Link};
 use super::director::{Director, Event};
 use crate::NodeId;
 
-/// What was written for so long may be lost with the connection.
-const UNREAD: Duration = Duration::from_secs(15);
-
 /// The code that hosts get when none of them has come back.
 const UNCLAIMED: u32 = 1;
-
-#[derive(Debug)]
-struct Made {
-    group: GroupIdentity,
-    children: u32,
-    below: Vec<SwitchBelow>,
-    above: Option<IpAddr>,
-}
 
 /// The process.
 #[derive(Debug)]
 pub(super) struct Switch {
     pub(super) agent: Agent,
     pub(super) up: bool,
-    incarnation: u64,
-    term: ObeyedTerm,
-    communicators: BTreeMap<u64, Made>,
-    untold: BTreeMap<u64, SwitchReport>,
-    told: Vec<(Instant, u64, SwitchReport)>,
+    nodes: HeldNodes,
     registered: bool,
     /// It was registered once.
     ready: bool,
@@ -54,11 +35,7 @@ impl Switch {
         Self {
             agent: Agent::new(),
             up: false,
-            incarnation: 0,
-            term: ObeyedTerm::NONE,
-            communicators: BTreeMap::new(),
-            untold: BTreeMap::new(),
-            told: Vec::new(),
+            nodes: HeldNodes::new(0),
             registered: false,
             ready: false,
         }
@@ -66,28 +43,13 @@ impl Switch {
 
     fn introduction(&self, name: String, address: IpAddr) -> Vec<ToController> {
         let limits = SwitchLimits { communicators: 64, memory_bytes: 1 << 30 };
-        let held = self.communicators.len() as u32;
-        let presence = Presence { incarnation: self.incarnation, term: self.term.get(), held };
-        let node = |(&communicator, made): (&u64, &Made)| {
-            let &Made { group, children, ref below, .. } = made;
-            // Hosts have one address, so communicators have one tree.
-            HeldNode { group, communicator, children, below: below.clone(), tree: 0 }
-        };
-        let nodes: Vec<HeldNode> = self.communicators.iter().map(node).collect();
-        let report = |(&communicator, report): (&u64, &SwitchReport)| ToController::Report {
-            communicator,
-            report: report.clone(),
-        };
-        [ToController::Register { name, address, limits, presence }]
-            .into_iter()
-            .chain(self.untold.iter().map(report))
-            .chain(
-                nodes
-                    .chunks(MAX_HELD_AT_ONCE)
-                    .map(|nodes| ToController::Held { nodes: nodes.to_vec() }),
-            )
-            .collect()
+        self.nodes.introduction(name, address, limits)
     }
+}
+
+/// So long after a moment that is always the same.
+fn time(now: Instant) -> Duration {
+    Duration::from_nanos(now.nanos())
 }
 
 impl Director {
@@ -101,8 +63,8 @@ impl Director {
             Participant::new(Kind::Switch(Box::new(SwitchNode::new(config))));
         network.set_up(node, true);
         let life = self.switch(machine).agent.life + 1;
-        let incarnation = self.rng.bits();
-        *self.switch(machine) = Switch { incarnation, up: true, ..Switch::new() };
+        let nodes = HeldNodes::new(self.rng.bits());
+        *self.switch(machine) = Switch { nodes, up: true, ..Switch::new() };
         self.switch(machine).agent.life = life;
         self.connect(network, machine);
     }
@@ -131,11 +93,7 @@ impl Director {
         let now = network.now();
         let Self { switches, rng, world, .. } = self;
         let switch = &mut switches[machine - world.hosts];
-        for (at, communicator, report) in switch.told.drain(..) {
-            if now < at + UNREAD {
-                switch.untold.entry(communicator).or_insert(report);
-            }
-        }
+        switch.nodes.recall(time(now));
         if switch.registered {
             switch.agent.attempts = 0;
         }
@@ -151,7 +109,7 @@ impl Director {
         stream: u64,
         Commanded { term, message }: Commanded,
     ) {
-        if self.switch(machine).term.obey(term).is_err() {
+        if self.switch(machine).nodes.obey(term).is_err() {
             self.tally.one("commands of a lower term");
             return self.switch_alone(network, machine);
         }
@@ -165,21 +123,17 @@ impl Director {
                 (switch.registered, switch.ready) = (true, true);
                 None
             }
-            FromController::CreateCommunicator { .. } => {
-                Some(self.create(network, machine, message))
-            }
+            FromController::CreateCommunicator { .. } => self.create(network, machine, &message),
             FromController::ConnectParent { communicator, address, qpn, psn } => {
                 let parent = ParentSpec { address, qpn, psn };
                 let connected = network.with_machine(NodeId(machine), |it, now| {
                     it.switch_mut().map(|it| it.connect_parent(now, communicator, &parent))
                 });
                 if connected == Some(Ok(true)) {
-                    if let Some(made) = self.switch(machine).communicators.get_mut(&communicator) {
-                        made.above = Some(address);
-                    }
+                    self.switch(machine).nodes.connected(communicator, address);
                     Some(ToController::ParentConnected { communicator })
                 } else {
-                    if self.switch(machine).communicators.remove(&communicator).is_some() {
+                    if self.switch(machine).nodes.remove(communicator) {
                         destroy(network, machine, communicator);
                     }
                     let reason = format!("{connected:?}");
@@ -221,73 +175,22 @@ impl Director {
         &mut self,
         network: &mut Network<'_>,
         machine: usize,
-        message: FromController,
-    ) -> ToController {
-        let FromController::CreateCommunicator {
-            communicator,
-            group,
-            path_mtu,
-            segment_bytes,
-            window,
-            world,
-            has_parent,
-            children,
-            tree: _,
-            options,
-        } = message
-        else {
-            return ToController::Pong;
-        };
-        let below = children.iter().filter(|child| child.is_switch).map(|child| SwitchBelow {
-            rank: child.ranks.first().unwrap_or_default(),
-            address: child.address,
-        });
-        let (below, count) = (below.collect(), children.len() as u32);
-        let children = children.into_iter().map(|child| ChildSpec {
-            ranks: child.ranks,
-            address: child.address,
-            qpn: child.qpn,
-            psn: child.psn,
-            is_switch: child.is_switch,
-        });
-        let spec = CommunicatorSpec {
-            id: communicator,
-            path_mtu,
-            segment_bytes,
-            window,
-            world,
-            has_parent,
-            children: children.collect(),
-            options,
-        };
+        message: &FromController,
+    ) -> Option<ToController> {
+        let spec = CommunicatorSpec::asked_for(message)?;
         let created = network.with_machine(NodeId(machine), |it, now| {
             it.switch_mut().map(|it| it.create_communicator(now, &spec))
         });
-        match created {
-            Some(Ok(created)) => {
-                let made = Made { group, children: count, below, above: None };
-                self.switch(machine).communicators.insert(communicator, made);
-                let edge = |it: millstream_inc::Edge| SwitchEdge {
-                    rank: it.rank,
-                    qpn: it.qpn,
-                    psn: it.psn,
-                };
-                for edge in &created.edges {
-                    network.forget_queue_pair(NodeId(machine), edge.qpn);
-                }
-                let uplink = created.uplink.map(|it| SwitchUplink { qpn: it.qpn, psn: it.psn });
-                let edges = created.edges.into_iter().map(edge).collect();
-                ToController::CommunicatorCreated { communicator, edges, uplink }
-            }
-            failed => {
-                network.violate(format!("switch {machine}: {failed:?}"));
-                ToController::CommunicatorFailed {
-                    communicator,
-                    reason: "full".to_owned(),
-                    path_mtu: None,
-                }
-            }
+        let Some(Ok(created)) = created else {
+            network.violate(format!("switch {machine}: {created:?}"));
+            let (communicator, reason) = (spec.id, "full".to_owned());
+            return Some(ToController::CommunicatorFailed { communicator, reason, path_mtu: None });
+        };
+        self.switch(machine).nodes.made(message);
+        for edge in &created.edges {
+            network.forget_queue_pair(NodeId(machine), edge.qpn);
         }
+        Some(created.message(spec.id))
     }
 
     fn destroy(
@@ -296,9 +199,10 @@ impl Director {
         machine: usize,
         communicator: u64,
     ) -> Option<ToController> {
-        self.switch(machine).communicators.remove(&communicator)?;
-        destroy(network, machine, communicator);
-        Some(ToController::CommunicatorDestroyed { communicator })
+        self.switch(machine).nodes.remove(communicator).then(|| {
+            destroy(network, machine, communicator);
+            ToController::CommunicatorDestroyed { communicator }
+        })
     }
 
     /// Acts on what its node reports.
@@ -309,41 +213,14 @@ impl Director {
         event: SwitchEvent,
     ) {
         network.note(|| format!("switch {machine}: {event:?}"));
-        let made = &self.switch(machine).communicators;
-        let (communicator, report) = match event {
-            SwitchEvent::ChildLost { communicator, rank, status } => {
-                let detail = format!("it does not answer the switch: {status}");
-                (communicator, SwitchReport::PeerLost { rank, detail })
+        if let SwitchEvent::Aborted { communicator, .. } = event {
+            let answer = self.destroy(network, machine, communicator);
+            if let (Some(answer), Some(stream)) = (answer, self.stream_of(machine)) {
+                self.send_up(network, stream, Some(answer));
             }
-            SwitchEvent::Mismatch { communicator, mismatch } => {
-                let detail = mismatch.to_string();
-                (communicator, SwitchReport::Mismatch { rank: mismatch.rank, detail })
-            }
-            SwitchEvent::Violation { communicator, rank, violation } => {
-                (communicator, SwitchReport::Violation { rank, detail: violation.to_string() })
-            }
-            SwitchEvent::Overdue { communicator, overdue } => {
-                let Some(&rank) = overdue.named().first() else { return };
-                (communicator, SwitchReport::Overdue { rank, detail: overdue.to_string() })
-            }
-            SwitchEvent::ParentLost { communicator, status } => {
-                let Some(address) = made.get(&communicator).and_then(|made| made.above) else {
-                    return;
-                };
-                let detail = format!("it does not answer the switch below: {status}");
-                (communicator, SwitchReport::ParentLost { address, detail })
-            }
-            SwitchEvent::Aborted { communicator, .. } => {
-                let answer = self.destroy(network, machine, communicator);
-                if let (Some(answer), Some(stream)) = (answer, self.stream_of(machine)) {
-                    self.send_up(network, stream, Some(answer));
-                }
-                return;
-            }
-        };
-        if made.contains_key(&communicator) {
-            self.switch(machine).untold.entry(communicator).or_insert(report);
+            return;
         }
+        self.switch(machine).nodes.happened(&event);
         self.tell(network, machine);
     }
 
@@ -353,12 +230,10 @@ impl Director {
         if !self.switch(machine).registered {
             return;
         }
-        while let Some((communicator, report)) = self.switch(machine).untold.pop_first() {
+        while let Some((communicator, report)) = self.switch(machine).nodes.next_untold() {
             self.tally.one("reports of switches");
-            let now = network.now();
-            let told = &mut self.switch(machine).told;
-            told.retain(|&(at, ..)| now < at + UNREAD);
-            told.push((now, communicator, report.clone()));
+            let now = time(network.now());
+            self.switch(machine).nodes.told(communicator, now);
             self.send_up(network, stream, Some(ToController::Report { communicator, report }));
         }
     }
