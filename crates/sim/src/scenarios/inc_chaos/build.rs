@@ -2,6 +2,7 @@
 
 use core::ops::Range;
 use core::time::Duration;
+use std::collections::BTreeMap;
 
 use millstream_inc::{
     CONTROL_BYTES, ChildSpec, CommunicatorOptions, CommunicatorSpec, HostConfig, HostWorker,
@@ -74,10 +75,10 @@ impl Host {
         &mut self,
         rng: &mut Rng,
         (number, group): (usize, &Group),
-        rank: u32,
+        ranks: &[u32],
         arenas: Vec<Arena>,
     ) -> (Qpn, Psn) {
-        let sizes = &group.sizes;
+        let (sizes, rank) = (&group.sizes, ranks[0]);
         let (control_key, control_address) = {
             let bytes = vec![0; CONTROL_BYTES];
             self.register(rng, Access::LOCAL_WRITE, bytes)
@@ -99,7 +100,12 @@ impl Host {
             Some((_, Rudeness::Rank)) => config.rank = rng.below(sizes.world.into()) as u32,
             Some((_, Rudeness::Post(_))) | None => {}
         }
-        let worker = HostWorker::new(config).expect("segment and window are in range");
+        let all: Ranks = ranks.iter().copied().collect();
+        let worker = match ranks.len() {
+            1 => HostWorker::new(config),
+            _ => HostWorker::of_ranks(config, all),
+        };
+        let worker = worker.expect("segment and window are in range");
         let sends = worker.required_send_requests() as usize + 8;
         let receives = worker.required_receive_requests() as usize;
         let completions = self.endpoint.create_completion_queue(sends + receives);
@@ -113,7 +119,7 @@ impl Host {
             // What is posted past the worker may be under way when the call has ended.
             self.changes_sources |= arena.is_in_place() || group.posts(rank);
             let at = self.register(rng, access, arena.bytes.clone());
-            arena.registered(&group.shape(index, rank), rank, sizes.world, at);
+            arena.registered(&group.shape(index, rank), ranks, sizes.world, at);
             let pause = match rng.below(4) {
                 0 | 1 => 0,
                 2 => rng.below(100_000),
@@ -157,23 +163,24 @@ impl Group {
         }
     }
 
-    /// The memory of all ranks for all calls, by rank.
-    fn arenas(&self, rng: &mut Rng) -> Vec<Vec<Arena>> {
+    /// The memory of these hosts for all calls.
+    fn arenas(&self, rng: &mut Rng, members: &[Vec<u32>]) -> Vec<Vec<Arena>> {
         let world = self.sizes.world;
-        let mut by_rank: Vec<Vec<Arena>> = (0..world).map(|_| Vec::new()).collect();
+        let mut by_member: Vec<Vec<Arena>> = members.iter().map(|_| Vec::new()).collect();
         for (number, shape) in self.calls.iter().enumerate() {
-            let mut arenas = shape.arenas(rng, &self.tree, world);
+            let mut arenas = shape.arenas(rng, &self.tree, &self.sizes, members);
             if let Some((call, rank, other)) = self.mismatch
                 && call <= number
             {
                 arenas.iter_mut().for_each(|arena| arena.expected = None);
-                if call == number {
-                    arenas[rank as usize] = other.arena(rng, rank, world, false);
+                let differs = members.iter().position(|ranks| ranks[0] == rank);
+                if let Some(at) = differs.filter(|_| call == number) {
+                    arenas[at] = other.arena(rng, &members[at], world, false);
                 }
             }
-            by_rank.iter_mut().zip(arenas).for_each(|(of_rank, arena)| of_rank.push(arena));
+            by_member.iter_mut().zip(arenas).for_each(|(all, arena)| all.push(arena));
         }
-        by_rank
+        by_member
     }
 }
 
@@ -261,14 +268,15 @@ fn connect_group(
     switches: &mut [SwitchNode],
     known: &mut Vec<Known>,
 ) -> u64 {
-    let arenas = group.arenas(rng);
+    let members = group.members();
+    let arenas = group.arenas(rng, &members);
     let bytes = arenas.iter().flatten().map(|arena| arena.bytes.len() as u64).sum();
-    let ends: Vec<(Qpn, Psn)> = arenas
-        .into_iter()
-        .enumerate()
-        .map(|(rank, arenas)| {
-            let host = &mut hosts[group.hosts[rank]];
-            host.add(rng, (number_of_group, group), rank as u32, arenas)
+    let ends: BTreeMap<u32, (Qpn, Psn)> = members
+        .iter()
+        .zip(arenas)
+        .map(|(ranks, arenas)| {
+            let host = &mut hosts[group.hosts[ranks[0] as usize]];
+            (ranks[0], host.add(rng, (number_of_group, group), ranks, arenas))
         })
         .collect();
     let options = ConnectionOptions {
@@ -282,13 +290,15 @@ fn connect_group(
     let mut ways_up: Vec<Option<Uplink>> = vec![None; tree.nodes.len()];
     for node in (0..tree.nodes.len()).rev() {
         let of_hosts = tree.nodes[node].ranks.iter().map(|&rank| {
-            let (qpn, psn) = ends[rank as usize];
+            let (qpn, psn) = ends[&rank];
             let address = address(group.hosts[rank as usize]);
-            ChildSpec { ranks: Ranks::one(rank), address, qpn, psn, is_switch: false }
+            let ranks = group.ranks_with(rank).into_iter().collect();
+            ChildSpec { ranks, address, qpn, psn, is_switch: false }
         });
         let of_nodes = tree.below(node).map(|below| {
             let Uplink { qpn, psn } = ways_up[below].expect("children were made before");
-            let ranks: Ranks = tree.ranks(below).into_iter().collect();
+            let ranks = tree.ranks(below).into_iter().flat_map(|rank| group.ranks_with(rank));
+            let ranks: Ranks = ranks.collect();
             ChildSpec { ranks, address: place(below), qpn, psn, is_switch: true }
         });
         let spec = CommunicatorSpec {
@@ -311,7 +321,7 @@ fn connect_group(
                 tree.below(node).find(|&it| tree.ranks(it).into_iter().min() == Some(edge.rank));
             let (peer, peer_qpn) = match below {
                 Some(below) => (place(below), ways_up[below].map(|it| it.qpn).unwrap_or_default()),
-                None => (address(group.hosts[edge.rank as usize]), ends[edge.rank as usize].0),
+                None => (address(group.hosts[edge.rank as usize]), ends[&edge.rank].0),
             };
             known.push(Known { address: place(node), qpn: edge.qpn, peer });
             known.push(Known { address: peer, qpn: peer_qpn, peer: place(node) });
@@ -327,7 +337,7 @@ fn connect_group(
                     assert_eq!(connected, Ok(true));
                 }
                 None => {
-                    let (qpn, psn) = ends[edge.rank as usize];
+                    let (qpn, psn) = ends[&edge.rank];
                     let remote = Remote {
                         address: parent.address,
                         qpn: parent.qpn,

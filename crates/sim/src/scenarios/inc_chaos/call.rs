@@ -34,7 +34,7 @@ pub(super) struct Shape {
     pub(super) number: u64,
 }
 
-/// The memory of a rank for one call: guards, the source and the destination.
+/// The memory of a host for one call: guards, the source and the destination.
 #[derive(Clone, Debug)]
 pub(super) struct Arena {
     /// What is called. Key and addresses of what the rank has are those of the arena, once it is registered.
@@ -42,7 +42,7 @@ pub(super) struct Arena {
     pub(super) number: u64,
     pub(super) bytes: Vec<u8>,
     /// Where the source is; empty where there is none.
-    source: Range<usize>,
+    pub(super) source: Range<usize>,
     pub(super) destination: Range<usize>,
     /// What is in it afterwards. None of a call that cannot succeed.
     pub(super) expected: Option<Vec<u8>>,
@@ -111,7 +111,7 @@ impl Shape {
         !barrier && self.stripe.trees() == 1 && bytes > 0 && bytes <= Self::small_bytes(sizes)
     }
 
-    const fn parts(&self, world: u32) -> u64 {
+    pub(super) const fn parts(&self, world: u32) -> u64 {
         match self.collective {
             Collective::ReduceScatter | Collective::AllGather => world as u64,
             _ => 1,
@@ -122,18 +122,20 @@ impl Shape {
         self.count as usize * self.data_type.size() as usize
     }
 
-    /// Bytes of a rank's source and destination; `None` where it has none.
-    fn lengths(&self, rank: u32, world: u32) -> (Option<usize>, Option<usize>) {
+    /// Bytes of the source and destination of a host with these ranks; `None` where it has none.
+    fn lengths(&self, ranks: &[u32], world: u32) -> (Option<usize>, Option<usize>) {
         let part = self.part_bytes();
         let all = part * world as usize;
-        let at_root = (self.root == rank).then_some(part);
+        // What several have is laid out as the whole vector.
+        let own = if ranks.len() > 1 { all } else { part };
+        let at_root = ranks.contains(&self.root).then_some(part);
         match self.collective {
             Collective::AllReduce => (Some(part), Some(part)),
             Collective::Reduce => (Some(part), at_root),
             Collective::Broadcast => (at_root, Some(part)),
             Collective::Barrier => (None, None),
-            Collective::ReduceScatter => (Some(all), Some(part)),
-            Collective::AllGather => (Some(part), Some(all)),
+            Collective::ReduceScatter => (Some(all), Some(own)),
+            Collective::AllGather => (Some(own), Some(all)),
         }
     }
 
@@ -154,31 +156,73 @@ impl Shape {
         (other != *self && (!other.reduces() || kernel.is_some())).then_some(other)
     }
 
-    /// The memory of all ranks.
-    pub(super) fn arenas(&self, rng: &mut Rng, tree: &Tree, world: u32) -> Vec<Arena> {
-        let in_place = rng.below(3) == 0;
+    /// The memory of all hosts, each of which has these ranks.
+    pub(super) fn arenas(
+        &self,
+        rng: &mut Rng,
+        tree: &Tree,
+        sizes: &Sizes,
+        hosts: &[Vec<u32>],
+    ) -> Vec<Arena> {
+        let (world, in_place) = (sizes.world, rng.below(3) == 0);
         let mut arenas: Vec<Arena> =
-            (0..world).map(|rank| self.arena(rng, rank, world, in_place)).collect();
-        let sources: Vec<Vec<u8>> =
-            arenas.iter().map(|arena| arena.bytes[arena.source.clone()].to_vec()).collect();
-        let whole = match self.collective {
-            Collective::Barrier => Vec::new(),
-            Collective::Broadcast => sources[self.root as usize].clone(),
-            Collective::AllGather => sources.concat(),
-            _ => reference::reduce(tree, self.data_type, self.operation, &sources),
-        };
-        for (rank, arena) in arenas.iter_mut().enumerate() {
+            hosts.iter().map(|ranks| self.arena(rng, ranks, world, in_place)).collect();
+        let whole = self.whole(&arenas, hosts, tree, world);
+        let part = self.part_bytes();
+        for (ranks, arena) in hosts.iter().zip(&mut arenas) {
             let length = arena.destination.len();
-            let own = if self.collective == Collective::ReduceScatter { rank * length } else { 0 };
+            let scatter = self.collective == Collective::ReduceScatter;
+            let several = ranks.len() > 1;
+            let own = if scatter && !several { ranks[0] as usize * part } else { 0 };
             let mut expected = arena.bytes.clone();
             let target = &mut expected[arena.destination.clone()];
             let result = &whole[own..own + length];
-            for range in self.on_tree(length) {
+            // A vector that comes with the answer comes whole.
+            let all = !scatter || !several || self.is_small(sizes);
+            let gets =
+                |range: &Range<usize>| all || ranks.contains(&((range.start / part.max(1)) as u32));
+            for range in self.on_tree(length).filter(gets) {
                 target[range.clone()].copy_from_slice(&result[range]);
             }
             arena.expected = Some(expected);
         }
         arenas
+    }
+
+    /// The result of all together, computed along a tree. What the ranks of a host have combined counts as one vector.
+    pub(super) fn whole(
+        &self,
+        arenas: &[Arena],
+        hosts: &[Vec<u32>],
+        tree: &Tree,
+        world: u32,
+    ) -> Vec<u8> {
+        let source = |arena: &Arena| arena.bytes[arena.source.clone()].to_vec();
+        // By lowest rank.
+        let mut sources = vec![Vec::new(); world as usize];
+        for (ranks, arena) in hosts.iter().zip(arenas) {
+            sources[ranks[0] as usize] = source(arena);
+        }
+        let of = |rank: u32| {
+            let holds = |(ranks, _): &(&Vec<u32>, &Arena)| ranks.contains(&rank);
+            let (ranks, arena) = hosts.iter().zip(arenas).find(holds).expect("it has a host");
+            (ranks, source(arena))
+        };
+        match self.collective {
+            Collective::Barrier => Vec::new(),
+            Collective::Broadcast => of(self.root).1,
+            Collective::AllGather => {
+                let part = self.part_bytes();
+                let part_of = |rank: u32| match of(rank) {
+                    (ranks, whole) if ranks.len() > 1 => {
+                        whole[rank as usize * part..][..part].to_vec()
+                    }
+                    (_, own) => own,
+                };
+                (0..world).flat_map(part_of).collect()
+            }
+            _ => reference::reduce(tree, self.data_type, self.operation, &sources),
+        }
     }
 
     /// Which bytes of a result of so many are computed on this tree.
@@ -190,15 +234,15 @@ impl Shape {
         parts.map(move |part| part + start..part + end)
     }
 
-    /// The memory of a rank whose call has no result.
-    pub(super) fn arena(&self, rng: &mut Rng, rank: u32, world: u32, in_place: bool) -> Arena {
-        let (source, destination) = self.lengths(rank, world);
+    /// The memory of a host with these ranks whose call has no result.
+    pub(super) fn arena(&self, rng: &mut Rng, ranks: &[u32], world: u32, in_place: bool) -> Arena {
+        let (source, destination) = self.lengths(ranks, world);
         let guard = |rng: &mut Rng| 8 + rng.below(24) as usize;
         let (source_bytes, target_bytes) = (source.unwrap_or(0), destination.unwrap_or(0));
         let start = guard(rng);
         let (from, to, end) = if in_place && source.is_some() && destination.is_some() {
             // The shorter one is the rank's own part of the longer one.
-            let own = rank as usize * self.part_bytes();
+            let own = ranks[0] as usize * self.part_bytes();
             let from = start + if source_bytes < target_bytes { own } else { 0 };
             let to = start + if target_bytes < source_bytes { own } else { 0 };
             (from, to, start + source_bytes.max(target_bytes))
@@ -247,8 +291,8 @@ impl Shape {
 
 impl Arena {
     /// It has this key and address.
-    pub(super) fn registered(&mut self, shape: &Shape, rank: u32, world: u32, at: (u32, u64)) {
-        let (source, destination) = shape.lengths(rank, world);
+    pub(super) fn registered(&mut self, shape: &Shape, ranks: &[u32], world: u32, at: (u32, u64)) {
+        let (source, destination) = shape.lengths(ranks, world);
         let (key, address) = at;
         if source.is_some() {
             self.request.source_key = key;

@@ -14,6 +14,7 @@ mod director;
 mod machine;
 mod outsider;
 mod reference;
+mod several;
 mod tree;
 mod world;
 
@@ -86,7 +87,13 @@ fn outcomes(seed: u64, director: Director, network: &build::Network<'_>, bytes: 
         if world.groups.iter().filter(|it| it.family == group.family).count() > 1 {
             tally.one("trees of communicators that have several");
         }
+        if !group.several.is_empty() {
+            tally.one("communicators of hosts with several ranks");
+        }
         for shape in &group.calls {
+            if shape.stripe.is_none() {
+                tally.one("calls in chunks");
+            }
             tally.one(shape.collective.name());
             if shape.is_small(&group.sizes) {
                 tally.one("calls whose vector goes with the descriptor");

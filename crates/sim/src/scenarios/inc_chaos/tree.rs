@@ -19,7 +19,7 @@ pub(super) struct TreeNode {
     pub(super) switch: usize,
     /// The number of the node above, which comes before it.
     pub(super) parent: Option<usize>,
-    /// The ranks whose hosts are connected to it.
+    /// The ranks whose hosts are connected to it; of a host with several, the lowest.
     pub(super) ranks: Vec<u32>,
 }
 
@@ -32,6 +32,11 @@ pub(super) struct Tree {
 impl Tree {
     /// One for so many ranks, on some of so many switches, several nodes on one at times.
     pub(super) fn draw(rng: &mut Rng, world: u32, switches: usize) -> Self {
+        Self::of(rng, (0..world).collect(), switches)
+    }
+
+    /// As [`Tree::draw`], for these ranks.
+    pub(super) fn of(rng: &mut Rng, mut ranks: Vec<u32>, switches: usize) -> Self {
         let count = match rng.below(4) {
             0 => 1,
             1 => rng.between(1, 3),
@@ -51,11 +56,10 @@ impl Tree {
         }
         let mut tree = Self { nodes };
         // Nodes without a child take the first ranks; those that get none are no nodes.
-        let mut ranks: Vec<u32> = (0..world).collect();
         for index in (1..ranks.len()).rev() {
             ranks.swap(index, rng.below(index as u64 + 1) as usize);
         }
-        while tree.leaves().count() > world as usize {
+        while tree.leaves().count() > ranks.len() {
             tree.nodes.pop();
         }
         for leaf in tree.leaves().collect::<Vec<_>>() {

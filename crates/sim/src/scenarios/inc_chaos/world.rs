@@ -84,6 +84,8 @@ pub(super) struct Group {
     pub(super) path_mtu: Mtu,
     /// The machine of each rank.
     pub(super) hosts: Vec<usize>,
+    /// Hosts that have one connection for several ranks: which, in order.
+    pub(super) several: Vec<Vec<u32>>,
     pub(super) calls: Vec<Shape>,
     /// The call and the rank that differs there from all others, and in what.
     pub(super) mismatch: Option<(usize, u32, Shape)>,
@@ -306,12 +308,28 @@ impl Group {
             sizes,
             path_mtu,
             hosts,
+            several: Vec::new(),
             calls,
             mismatch: None,
             rude: None,
             may_fail: false,
             is_watched: true,
         }
+    }
+
+    /// The ranks of each host that has a connection for them, by the lowest.
+    pub(super) fn members(&self) -> Vec<Vec<u32>> {
+        let of = |rank: u32| match self.several.iter().find(|ranks| ranks.contains(&rank)) {
+            Some(ranks) => (ranks[0] == rank).then(|| ranks.clone()),
+            None => Some(vec![rank]),
+        };
+        (0..self.sizes.world).filter_map(of).collect()
+    }
+
+    /// The ranks of the host whose lowest rank this is.
+    pub(super) fn ranks_with(&self, rank: u32) -> Vec<u32> {
+        let all = self.several.iter().find(|ranks| ranks[0] == rank);
+        all.cloned().unwrap_or_else(|| vec![rank])
     }
 
     /// Becomes the first of so many trees; the others.
@@ -321,10 +339,16 @@ impl Group {
             // Ranks differ on the first tree.
             divided[call] = true;
         }
+        let differs = self.mismatch.map(|(.., other)| other.number);
         let calls = |tree: u8| {
             let part = |(shape, &divided): (&Shape, &bool)| {
-                let turn = shape.number % u64::from(trees) == u64::from(tree);
-                let stripe = if divided { Stripe::new(tree, trees) } else { Some(Stripe::WHOLE) };
+                let agreement = shape.stripe.is_none();
+                let turn = match shape.number {
+                    number if agreement && differs == Some(number) => tree == 0,
+                    number => number % u64::from(trees) == u64::from(tree),
+                };
+                let divided = divided && !agreement;
+                let stripe = if divided { Stripe::new(tree, trees) } else { Some(shape.stripe) };
                 let stripe = stripe.filter(|_| divided || turn)?;
                 Some(Shape { stripe, ..*shape })
             };
@@ -332,13 +356,15 @@ impl Group {
         };
         let mut more = Vec::new();
         for tree in 1..trees {
-            let (calls, shape) = (calls(tree), Tree::draw(rng, self.sizes.world, switches));
+            let (calls, shape) = (calls(tree), self.draw_tree(rng, switches));
             let (mismatch, rude, is_watched) = (None, None, true);
             more.push(Self { tree: shape, calls, mismatch, rude, is_watched, ..self.clone() });
         }
         self.calls = calls(0);
         if let Some((call, _, other)) = &mut self.mismatch {
-            other.stripe = Stripe::new(0, trees).unwrap_or(other.stripe);
+            if !other.stripe.is_none() {
+                other.stripe = Stripe::new(0, trees).unwrap_or(other.stripe);
+            }
             *call = self.calls.iter().position(|it| it.number == other.number).unwrap_or_default();
         }
         more

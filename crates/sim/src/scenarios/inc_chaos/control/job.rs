@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use millstream_roce::Instant;
 
 use super::super::build::Network;
-use super::super::call::Arena;
+use super::super::call::{Arena, Sizes};
 use super::super::tree::{Tree, TreeNode};
 use super::director::{Director, Event};
 use super::rank::{Blamed, Stage};
@@ -63,8 +63,12 @@ impl Director {
         let root = TreeNode { switch: 0, parent: None, ranks: (0..world as u32).collect() };
         let tree = Tree { nodes: vec![root] };
         let mut arenas: Vec<Vec<Arena>> = (0..world).map(|_| Vec::new()).collect();
+        let hosts: Vec<Vec<u32>> = (0..world as u32).map(|rank| vec![rank]).collect();
         for (shape, _) in &plan.calls {
-            let of_call = shape.arenas(&mut self.rng, &tree, world as u32);
+            // It matters to hosts with several ranks only where a vector goes with the descriptor.
+            let sizes =
+                Sizes { path_mtu: 1024, segment_bytes: 4096, window: 1, world: world as u32 };
+            let of_call = shape.arenas(&mut self.rng, &tree, &sizes, &hosts);
             arenas.iter_mut().zip(of_call).for_each(|(all, arena)| all.push(arena));
         }
         let state = &mut self.jobs[job];
