@@ -1,0 +1,171 @@
+//! New trees for all ranks: nodes on switches, and connections to them.
+
+use millstream_inc::failover::Lost;
+use millstream_inc::{
+    CONTROL_BYTES, ChildSpec, CommunicatorOptions, CommunicatorSpec, HostConfig, HostWorker,
+    ParentSpec, Ranks, Uplink,
+};
+use millstream_roce::{Endpoint, OwnedMemory, QueuePairCapabilities, QueuePairConfig};
+use millstream_wire::{Psn, Qpn};
+
+use super::super::build::{Network, number};
+use super::super::director::Director;
+use super::super::outsider::Known;
+use super::super::world::address;
+use super::director::{endpoint, register, tree_number};
+use super::draw::{Group, Line};
+use super::engine::{Engine, Tree};
+use crate::connection::{Remote, connect};
+use crate::rank::DOMAIN;
+use crate::{ConnectionOptions, NodeId};
+
+impl Director {
+    /// Makes a set of trees; each rank's ends of them, and what it has to know when they are lost.
+    pub(super) fn make_trees(
+        &mut self,
+        network: &mut Network<'_>,
+        group: &Group,
+        line: usize,
+    ) -> Vec<(Engine, Lost)> {
+        let trees = &group.lines[line];
+        let world = trees.sizes.world;
+        let mut engines = Vec::new();
+        // By tree and rank.
+        let mut ends: Vec<Vec<(Qpn, Psn)>> = trees.trees.iter().map(|_| Vec::new()).collect();
+        for (rank, &host) in (0..).zip(&group.hosts) {
+            let mut own = Vec::new();
+            for of_tree in &mut ends {
+                let Some(endpoint) = endpoint(network.machine_mut(NodeId(host))) else { continue };
+                let tree = make_end(endpoint, trees, rank);
+                of_tree.push((tree.qpn, Psn::new(self.rng.bits() as u32)));
+                own.push(tree);
+            }
+            let lost = Lost {
+                communicator: tree_number(line, 0) as u64,
+                rank,
+                world,
+                trees: trees.trees.len() as u8,
+                segment_bytes: trees.sizes.segment_bytes,
+                window: trees.sizes.window,
+                path_mtu: trees.path_mtu,
+            };
+            engines.push((Engine::new(own, world, group.keeps_overwritten), lost));
+        }
+        for (tree, ends) in ends.iter().enumerate() {
+            self.make_nodes(network, group, (line, tree), ends);
+        }
+        engines
+    }
+
+    /// Makes all nodes of a tree from the leaves up, and connects them and the hosts.
+    fn make_nodes(
+        &mut self,
+        network: &mut Network<'_>,
+        group: &Group,
+        (line, number_of_tree): (usize, usize),
+        ends: &[(Qpn, Psn)],
+    ) {
+        let Line { trees, sizes, path_mtu, .. } = &group.lines[line];
+        let (tree, path_mtu) = (&trees[number_of_tree], *path_mtu);
+        let options = ConnectionOptions {
+            path_mtu,
+            timeout: self.world.timeout,
+            reads: 0,
+            ..ConnectionOptions::DEFAULT
+        };
+        let hosts = self.world.hosts;
+        let machine = |node: usize| NodeId(hosts + tree.nodes[node].switch);
+        let place = |node: usize| address(machine(node).0);
+        let id = |node: usize| number(tree_number(line, number_of_tree), node);
+        let mut ways_up: Vec<Option<Uplink>> = vec![None; tree.nodes.len()];
+        for node in (0..tree.nodes.len()).rev() {
+            let of_hosts = tree.nodes[node].ranks.iter().map(|&rank| {
+                let (qpn, psn) = ends[rank as usize];
+                let address = address(group.hosts[rank as usize]);
+                ChildSpec { ranks: Ranks::one(rank), address, qpn, psn, is_switch: false }
+            });
+            let of_nodes = tree.below(node).filter_map(|below| {
+                let Uplink { qpn, psn } = ways_up[below]?;
+                let ranks: Ranks = tree.ranks(below).into_iter().collect();
+                Some(ChildSpec { ranks, address: place(below), qpn, psn, is_switch: true })
+            });
+            let spec = CommunicatorSpec {
+                id: id(node),
+                path_mtu,
+                segment_bytes: sizes.segment_bytes,
+                window: sizes.window,
+                world: sizes.world,
+                children: of_hosts.chain(of_nodes).collect(),
+                has_parent: tree.nodes[node].parent.is_some(),
+                options: CommunicatorOptions::default(),
+            };
+            let created = network.with_machine(machine(node), |it, now| {
+                it.switch_mut().map(|it| it.create_communicator(now, &spec))
+            });
+            let Some(Ok(created)) = created else {
+                return network.violate(format!("a node was not made: {created:?}"));
+            };
+            ways_up[node] = created.uplink;
+            let uplink = created.uplink.map(|it| it.qpn);
+            for qpn in created.edges.iter().map(|edge| edge.qpn).chain(uplink) {
+                network.forget_queue_pair(machine(node), qpn);
+            }
+            for edge in created.edges {
+                let parent = ParentSpec { address: place(node), qpn: edge.qpn, psn: edge.psn };
+                let below = tree
+                    .below(node)
+                    .find(|&it| tree.ranks(it).into_iter().min() == Some(edge.rank));
+                let (peer, peer_qpn) = match below {
+                    Some(below) => {
+                        let connected = network.with_machine(machine(below), |it, now| {
+                            it.switch_mut().map(|it| it.connect_parent(now, id(below), &parent))
+                        });
+                        if connected != Some(Ok(true)) {
+                            network.violate(format!("a node was not connected: {connected:?}"));
+                        }
+                        (place(below), ways_up[below].map(|it| it.qpn).unwrap_or_default())
+                    }
+                    None => {
+                        let (host, (qpn, psn)) =
+                            (group.hosts[edge.rank as usize], ends[edge.rank as usize]);
+                        let remote = Remote {
+                            address: parent.address,
+                            qpn: parent.qpn,
+                            send_psn: psn,
+                            receive_psn: parent.psn,
+                        };
+                        if let Some(endpoint) = endpoint(network.machine_mut(NodeId(host))) {
+                            connect(endpoint, qpn, &remote, &options);
+                        }
+                        (address(host), qpn)
+                    }
+                };
+                self.built.known.push(Known { address: place(node), qpn: edge.qpn, peer });
+                self.built.known.push(Known { address: peer, qpn: peer_qpn, peer: place(node) });
+            }
+        }
+    }
+}
+
+/// A rank's end of a tree.
+fn make_end(endpoint: &mut Endpoint<OwnedMemory>, line: &Line, rank: u32) -> Tree {
+    let (control_key, control_address) = register(endpoint, vec![0; CONTROL_BYTES]);
+    let config = HostConfig {
+        segment_bytes: line.sizes.segment_bytes,
+        window: line.sizes.window,
+        control_key,
+        control_address,
+        rank,
+        world: line.sizes.world,
+        path_mtu: line.path_mtu,
+    };
+    let worker = HostWorker::new(config).expect("segment and window are in range");
+    let sends = worker.required_send_requests() as usize;
+    let receives = worker.required_receive_requests() as usize;
+    let completions = endpoint.create_completion_queue(sends + receives);
+    let completions = completions.expect("each tree of a rank has one completion queue");
+    let capabilities = QueuePairCapabilities::new(sends, receives);
+    let config = QueuePairConfig::new(DOMAIN, completions, capabilities);
+    let qpn = endpoint.create_queue_pair(&config).expect("each tree of a rank has one queue pair");
+    Tree::new((qpn, completions), control_key, worker)
+}
