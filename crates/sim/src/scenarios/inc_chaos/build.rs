@@ -57,9 +57,12 @@ impl Host {
             icrc: IcrcCheck::Exact,
             ..EndpointConfig::new(address(machine), rng.bits())
         };
-        let memory = OwnedMemory::new(regions.sum());
+        let more = world.failover.as_ref().map_or(0, |group| group.regions_on(machine));
+        let memory = OwnedMemory::new(regions.sum::<usize>() + more);
         let endpoint = Endpoint::new(config, memory);
-        Self { endpoint, members: Vec::new(), regions: 0, changes_sources: false }
+        // Results may come to where sources are.
+        let changes_sources = world.failover.as_ref().is_some_and(|group| group.is_on(machine));
+        Self { endpoint, members: Vec::new(), regions: 0, changes_sources }
     }
 
     fn register(&mut self, rng: &mut Rng, access: Access, bytes: Vec<u8>) -> (u32, u64) {
@@ -203,7 +206,7 @@ pub(super) fn build(world: &World, rng: &mut Rng, network: &mut Network<'_>) -> 
         bytes += connect_group(world, rng, group, &mut hosts, &mut switches, &mut known);
     }
     for (machine, host) in hosts.into_iter().enumerate() {
-        let kind = Kind::Host(Box::new(host.endpoint), host.members);
+        let kind = Kind::Host(Box::new(host.endpoint), host.members, Vec::new());
         let options = HostOptions::default();
         let node = network.add_machine(address(machine), Participant::new(kind), options);
         if host.changes_sources {
@@ -223,6 +226,19 @@ pub(super) fn build(world: &World, rng: &mut Rng, network: &mut Network<'_>) -> 
         Participant::new(Kind::Outsider),
         HostOptions::default(),
     );
+    if world.has_own_switches() {
+        for host in 0..world.hosts {
+            let address = address(world.own_switch(host));
+            let switch = SwitchNode::new(SwitchConfig {
+                icrc: IcrcCheck::Exact,
+                timeout: world.timeout,
+                ..SwitchConfig::new(address, rng.bits())
+            });
+            let kind = Kind::Switch(Box::new(switch));
+            let node = network.add_machine(address, Participant::new(kind), HostOptions::default());
+            network.allow_changed_sources_of(node);
+        }
+    }
     let links = add_links(world, network, outsider);
     Built { known, links, outsider, bytes }
 }
@@ -231,7 +247,13 @@ pub(super) fn build(world: &World, rng: &mut Rng, network: &mut Network<'_>) -> 
 fn add_links(world: &World, network: &mut Network<'_>, outsider: NodeId) -> Vec<Vec<LinkId>> {
     let machines = world.hosts + world.switches;
     let outside = network.add_link(LinkOptions { rate: None, ..world.link });
-    let links = link_machines(network, world.hosts..machines, world.link);
+    let mut links = link_machines(network, world.hosts..machines, world.link);
+    if world.has_own_switches() {
+        link_own_switches(world, network, &mut links);
+        for host in 0..world.hosts {
+            network.route(outsider, NodeId(world.own_switch(host)), outside);
+        }
+    }
     for machine in 0..machines {
         network.route(outsider, NodeId(machine), outside);
     }
@@ -257,6 +279,24 @@ pub(super) fn link_machines(
         }
     }
     links
+}
+
+/// The switch of each host has links to all hosts and their switches, which are cut with the host's.
+fn link_own_switches(world: &World, network: &mut Network<'_>, links: &mut [Vec<LinkId>]) {
+    for host in 0..world.hosts {
+        let own = world.own_switch(host);
+        let hosts = (0..world.hosts).map(|other| (other, other));
+        let switches = (0..=host).map(|other| (other, world.own_switch(other)));
+        for (machine, other) in hosts.chain(switches) {
+            let pairs = [(own, other), (other, own)];
+            for (from, to) in pairs.into_iter().take(1 + usize::from(other != own)) {
+                let link = network.add_link(world.link);
+                network.route(NodeId(from), NodeId(to), link);
+                links[host].push(link);
+                links[machine].push(link);
+            }
+        }
+    }
 }
 
 /// Makes all nodes of a tree from the leaves up, and connects them and the hosts; bytes of all vectors.

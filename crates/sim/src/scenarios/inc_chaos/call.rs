@@ -79,6 +79,14 @@ impl Shape {
         matches!(self.collective, C::AllReduce | C::Reduce | C::ReduceScatter)
     }
 
+    /// Whether each switch rounds, so that it shows which tree a result is from.
+    pub(super) const fn rounds(&self) -> bool {
+        use ReduceOperation as Op;
+        let short = matches!(self.data_type, DataType::Float16 | DataType::BFloat16);
+        let adds = matches!(self.operation, Op::Sum | Op::Average | Op::Product);
+        self.reduces() && short && adds
+    }
+
     /// None, one, a few, about as many as fit a packet behind the descriptor, or as fill packets, segments or
     /// windows.
     pub(super) fn draw_count(&self, rng: &mut Rng, sizes: &Sizes) -> u64 {

@@ -9,6 +9,7 @@ use millstream_inc::{Abort, CollectiveError};
 use millstream_roce::{Instant, Piece, SendOperation, SendRequest};
 
 use super::build::{Built, Network, number};
+use super::failover::{self, Step, Watch};
 use super::machine::{Member, RUDE, name_of_end};
 use super::outsider::{Seen, forge};
 use super::world::{Group, Post, Trouble, World, address};
@@ -19,8 +20,10 @@ use crate::{LinkOptions, NodeId, Rng};
 const CODE: u32 = 7;
 
 #[derive(Clone, Copy, Debug)]
-enum Event {
+pub(super) enum Event {
     Trouble(Trouble),
+    /// Of the communicator that goes on when a switch is lost.
+    Failover(Step),
     /// A cut is over.
     Heal {
         machine: usize,
@@ -38,7 +41,7 @@ enum Event {
 
 pub(super) struct Director {
     pub(super) world: World,
-    rng: Rng,
+    pub(super) rng: Rng,
     pub(super) built: Built,
     seen: Rc<RefCell<Seen>>,
     /// By time, and by order where that is the same.
@@ -47,24 +50,28 @@ pub(super) struct Director {
     /// Communicators that have failed for one, and whose end is planned if they are watched.
     failed: Vec<bool>,
     /// Nodes that were removed.
-    removed: Vec<u64>,
+    pub(super) removed: Vec<u64>,
+    pub(super) failover: Option<Watch>,
     pub(super) tally: Tally,
 }
 
 impl Director {
-    pub(super) fn new(world: World, built: Built, seen: Rc<RefCell<Seen>>, rng: Rng) -> Self {
+    pub(super) fn new(mut world: World, built: Built, seen: Rc<RefCell<Seen>>, rng: Rng) -> Self {
         let failed = vec![false; world.groups.len()];
         let (events, removed, tally) = (BTreeMap::new(), Vec::new(), Tally::default());
-        Self { world, rng, built, seen, events, sequence: 0, failed, removed, tally }
+        let hosts = world.hosts;
+        let failover = world.failover.take().map(|group| Watch::new(group, hosts));
+        Self { world, rng, built, seen, events, sequence: 0, failed, removed, failover, tally }
     }
 
     pub(super) fn start(&mut self, network: &mut Network<'_>) {
         for (at, trouble) in self.world.troubles.clone() {
             self.plan(network, at, Event::Trouble(trouble));
         }
+        self.start_failover(network);
     }
 
-    fn plan(&mut self, network: &mut Network<'_>, delay: Duration, event: Event) {
+    pub(super) fn plan(&mut self, network: &mut Network<'_>, delay: Duration, event: Event) {
         let at = network.after(delay);
         self.events.insert((at, self.sequence), event);
         self.sequence += 1;
@@ -82,11 +89,19 @@ impl Director {
         for machine in 0..self.world.hosts + self.world.switches {
             self.look(network, machine);
         }
+        if self.failover.is_some() {
+            let first = self.world.own_switch(0);
+            let all = network.machines().count();
+            (first..all).for_each(|machine| self.look(network, machine));
+            self.look_after_failover(network);
+        }
     }
 
     fn look(&mut self, network: &mut Network<'_>, machine: usize) {
         let participant = network.machine_mut(NodeId(machine));
         let wrong = core::mem::take(&mut participant.wrong);
+        let done = participant.take_tally();
+        done.into_iter().for_each(|what| self.tally.one(what));
         let events = core::mem::take(&mut participant.events);
         let mut failed: Vec<(usize, Option<CollectiveError>)> = participant
             .members()
@@ -104,7 +119,9 @@ impl Director {
             | On::Overdue { communicator, .. }
             | On::Aborted { communicator, .. }) = event;
             network.note(|| format!("switch {machine}: {event:?}"));
-            failed.push(((communicator >> 32) as usize, None));
+            if !failover::is_node(communicator) {
+                failed.push(((communicator >> 32) as usize, None));
+            }
             self.tally.one(match event {
                 On::ChildLost { .. } => "switches: child lost",
                 On::ParentLost { .. } => "switches: parent lost",
@@ -169,6 +186,7 @@ impl Director {
             Event::Trouble(trouble) => self.trouble(network, trouble),
             Event::Heal { machine } => self.set_cut(network, machine, false),
             Event::End { group } => self.end(network, group),
+            Event::Failover(step) => self.step_failover(network, step),
             Event::Remove { machine, id } => {
                 self.removed.push(id);
                 network.with_machine(NodeId(machine), |it, now| {
@@ -208,6 +226,9 @@ impl Director {
             Trouble::Forge => "intrusions",
             Trouble::Rude { .. } => "intended breaches",
         });
+        if let Some(watch) = &mut self.failover {
+            watch.trouble(trouble);
+        }
         match trouble {
             Trouble::Cut { machine, length } => {
                 self.set_cut(network, machine, true);
@@ -289,6 +310,7 @@ impl Director {
                 }
             }
         }
+        wrong.extend(self.close_failover(network));
         for group in 0..self.world.groups.len() {
             self.tally.one(if self.failed[group] {
                 "communicators that failed"

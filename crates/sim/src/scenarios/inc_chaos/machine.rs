@@ -11,6 +11,7 @@ use millstream_roce::{
 use millstream_wire::Qpn;
 
 use super::call::Arena;
+use super::failover;
 use crate::rank::{carry_out, message};
 use crate::{Machine, Rng};
 
@@ -219,7 +220,8 @@ impl Member {
 /// What a machine is.
 #[derive(Debug)]
 pub(super) enum Kind {
-    Host(Box<Endpoint<OwnedMemory>>, Vec<Member>),
+    /// With ranks, and those that go on when a switch is lost.
+    Host(Box<Endpoint<OwnedMemory>>, Vec<Member>, Vec<failover::Rank>),
     Switch(Box<SwitchNode>),
     /// Somebody else, who takes nothing.
     Outsider,
@@ -247,7 +249,12 @@ impl Participant {
     }
 
     pub(super) fn members(&self) -> &[Member] {
-        if let Kind::Host(_, members) = &self.kind { members } else { &[] }
+        if let Kind::Host(_, members, _) = &self.kind { members } else { &[] }
+    }
+
+    /// Whether it stands still.
+    pub(super) const fn stands(&self) -> bool {
+        self.stands_until.is_some()
     }
 
     pub(super) fn switch(&self) -> Option<&SwitchNode> {
@@ -260,7 +267,7 @@ impl Participant {
 
     pub(super) fn counters(&self) -> Option<&Counters> {
         match &self.kind {
-            Kind::Host(endpoint, _) => Some(endpoint.counters()),
+            Kind::Host(endpoint, ..) => Some(endpoint.counters()),
             Kind::Switch(node) => Some(node.counters()),
             Kind::Outsider => None,
         }
@@ -274,7 +281,7 @@ impl Participant {
         rank: u32,
         request: impl FnOnce(&Member) -> Option<SendRequest>,
     ) -> bool {
-        let Kind::Host(endpoint, members) = &mut self.kind else { return false };
+        let Kind::Host(endpoint, members, _) = &mut self.kind else { return false };
         let mut all = members.iter();
         let member = all.find(|it| (it.group, it.rank) == (group, rank) && !it.is_over());
         let Some(member) = member else { return false };
@@ -283,7 +290,7 @@ impl Participant {
 
     /// What was written after the calls had ended.
     pub(super) fn check_memory(&self) -> Vec<String> {
-        let Kind::Host(endpoint, members) = &self.kind else { return Vec::new() };
+        let Kind::Host(endpoint, members, _) = &self.kind else { return Vec::new() };
         let calls = members.iter().flat_map(|it| it.calls.iter().map(move |call| (it, call)));
         let changed =
             calls.filter(|(_, call)| endpoint.memory().region(call.key) != Some(&call.arena.bytes));
@@ -299,9 +306,15 @@ impl Participant {
             .collect()
     }
 
+    /// What its ranks that go on have done, for a tally.
+    pub(super) fn take_tally(&mut self) -> Vec<&'static str> {
+        let Kind::Host(.., ranks) = &mut self.kind else { return Vec::new() };
+        ranks.iter_mut().flat_map(failover::Rank::take_tally).collect()
+    }
+
     fn node(&mut self) -> Option<&mut dyn Node> {
         match &mut self.kind {
-            Kind::Host(endpoint, _) => Some(&mut **endpoint),
+            Kind::Host(endpoint, ..) => Some(&mut **endpoint),
             Kind::Switch(node) => Some(&mut **node),
             Kind::Outsider => None,
         }
@@ -344,7 +357,7 @@ impl Node for Participant {
 
     fn bytes(&self, piece: &Piece) -> Option<&[u8]> {
         match &self.kind {
-            Kind::Host(endpoint, _) => endpoint.bytes(piece),
+            Kind::Host(endpoint, ..) => endpoint.bytes(piece),
             Kind::Switch(node) => node.bytes(piece),
             Kind::Outsider => None,
         }
@@ -357,7 +370,7 @@ impl Machine for Participant {
             return;
         }
         match &mut self.kind {
-            Kind::Host(endpoint, members) => {
+            Kind::Host(endpoint, members, ranks) => {
                 for member in members.iter_mut() {
                     let mut wrong = Vec::new();
                     member.run(now, endpoint, &mut wrong);
@@ -373,6 +386,10 @@ impl Machine for Participant {
                     let flushed = CollectiveError::Transport(CompletionStatus::Flushed);
                     member.end(now, endpoint, flushed, &mut self.wrong);
                 }
+                for rank in ranks {
+                    rank.run(now, endpoint);
+                    self.wrong.extend(rank.take_wrong());
+                }
             }
             Kind::Switch(node) => self.events.extend(core::iter::from_fn(|| node.poll_event())),
             Kind::Outsider => {}
@@ -380,8 +397,12 @@ impl Machine for Participant {
     }
 
     fn poll_wake(&mut self) -> Option<Instant> {
-        let stands = self.stands_until.is_some();
-        self.members().iter().filter(|_| !stands).filter_map(Member::wake).min()
+        if self.stands() {
+            return None;
+        }
+        let Kind::Host(_, members, ranks) = &self.kind else { return None };
+        let of_ranks = ranks.iter().filter_map(failover::Rank::wake);
+        members.iter().filter_map(Member::wake).chain(of_ranks).min()
     }
 }
 

@@ -5,12 +5,14 @@
 //!
 //! Every result is compared with a reference that is computed in another way (the module `reference`), all
 //! memory around it and after the call too. Where nothing happened that a communicator need not survive, every
-//! call has to succeed on every rank; where something did, every rank has to hear of it.
+//! call has to succeed on every rank; where something did, every rank has to hear of it. One communicator goes on when
+//! a switch is lost (the module `failover`), and hosts may have several ranks (`several`).
 
 mod build;
 mod call;
 pub mod control;
 mod director;
+mod failover;
 mod machine;
 mod outsider;
 mod reference;
@@ -33,6 +35,10 @@ use crate::{Outcome, Rng, Simulation};
 /// none.
 const TREES: u64 = 0x7f31;
 
+/// The same of hosts with several ranks, and of a communicator that goes on when a switch is lost: none of those runs has any.
+const SEVERAL: u64 = 0x5e6a;
+const FAILOVER: u64 = 0xfa1c;
+
 /// Virtual time within which a run must be over.
 const LIMIT: Duration = Duration::from_secs(3600);
 
@@ -49,7 +55,9 @@ pub struct Outcomes {
 pub fn run(seed: u64, outputs: Outputs<'_>) -> Result<Outcomes, ScenarioError> {
     let mut rng = Rng::fork(seed, 0x17c_4a05);
     let mut world = World::draw(&mut rng);
+    world.share_hosts(&mut Rng::fork(seed, SEVERAL));
     world.add_trees(&mut Rng::fork(seed, TREES));
+    world.add_failover(&mut Rng::fork(seed, FAILOVER));
     let mut network = Simulation::new(seed);
     outputs.attach(&mut network)?;
     let built = build::build(&world, &mut rng, &mut network);

@@ -7,6 +7,7 @@ use millstream_inc::{Mode, Stripe};
 use millstream_wire::Mtu;
 
 use super::call::{Shape, Sizes};
+use super::failover;
 use super::tree::Tree;
 use crate::{LinkOptions, Probability, Rng};
 
@@ -110,8 +111,10 @@ pub(super) struct World {
     pub(super) timeout: u8,
     pub(super) groups: Vec<Group>,
     pub(super) troubles: Vec<(Duration, Trouble)>,
+    /// A communicator that goes on when a switch is lost.
+    pub(super) failover: Option<failover::Group>,
     /// Some trouble need not be survived.
-    breaks: bool,
+    pub(super) breaks: bool,
     /// How long it takes whoever watches over a communicator to end it.
     pub(super) watch: Duration,
 }
@@ -126,7 +129,7 @@ pub(super) fn one_in(rng: &mut Rng, count: u64) -> bool {
 }
 
 /// Short times are as likely as long ones.
-fn moment(rng: &mut Rng) -> Duration {
+pub(super) fn moment(rng: &mut Rng) -> Duration {
     let scale = 1 << rng.between(12, 25);
     Duration::from_nanos(scale + rng.below(scale))
 }
@@ -154,6 +157,7 @@ impl World {
             timeout,
             groups,
             troubles: Vec::new(),
+            failover: None,
             breaks,
             watch: moment(rng) * 20,
         };
@@ -192,8 +196,18 @@ impl World {
         self.groups.iter_mut().zip(broken).for_each(|(group, broken)| group.may_fail = broken);
     }
 
+    /// Whether hosts take the place of switches at some time.
+    pub(super) fn has_own_switches(&self) -> bool {
+        self.failover.as_ref().is_some_and(failover::Group::is_hosted)
+    }
+
+    /// The machine that is a host's own switch. They come behind the outsider.
+    pub(super) const fn own_switch(&self, host: usize) -> usize {
+        self.hosts + self.switches + 1 + host
+    }
+
     /// The time that a connection waits for an answer before it asks again.
-    const fn timeout(&self) -> Duration {
+    pub(super) const fn timeout(&self) -> Duration {
         Duration::from_nanos(4096 << self.timeout)
     }
 
