@@ -274,7 +274,9 @@ impl Director {
         let engines = self.make_trees(network, &group, line);
         for ((rank, host), (engine, lost)) in ranks.into_iter().zip(engines) {
             let delay = Duration::from_nanos(self.rng.below(20_000_000));
-            with_rank(network, host, rank, |it, now, _| it.connected(engine, lost, now + delay));
+            with_rank(network, host, rank, |it, now, endpoint| {
+                it.connected(engine, lost, now + delay, endpoint);
+            });
         }
         self.plan_loss(network, group.losses.get(line));
     }

@@ -59,6 +59,8 @@ pub(in super::super) struct Rank {
     pub(super) calls: Vec<Call>,
     pub(super) retained: Vec<Retained>,
     pub(super) report: Option<Report>,
+    /// The memory of the calls that were open when it reported.
+    reported: Vec<Vec<u8>>,
     pub(super) repairing: Option<Repairing>,
     /// Keys and addresses of the regions that parts of vectors are made up for in.
     pub(super) scratch: [(u32, u64); 2],
@@ -172,6 +174,7 @@ impl Rank {
             calls,
             retained,
             report: None,
+            reported: Vec::new(),
             repairing: None,
             scratch,
             chunk,
@@ -336,11 +339,26 @@ impl Rank {
         let (started, positions, overwritten) = self.engine.halt(endpoint);
         let communicator = self.lost.communicator;
         self.report = Some(Report { communicator, started, overwritten, positions });
+        self.reported = self.open_memory(endpoint);
         self.phase = Phase::Joining;
     }
 
+    fn open_memory(&self, endpoint: &Endpoint<OwnedMemory>) -> Vec<Vec<u8>> {
+        let open = self.calls[self.told..self.started].iter();
+        open.filter_map(|call| endpoint.memory().region(call.key)).map(<[u8]>::to_vec).collect()
+    }
+
     /// Has new trees, on which it begins after some time.
-    pub(super) fn connected(&mut self, engine: Engine, lost: Lost, begin_at: Instant) {
+    pub(super) fn connected(
+        &mut self,
+        engine: Engine,
+        lost: Lost,
+        begin_at: Instant,
+        endpoint: &Endpoint<OwnedMemory>,
+    ) {
+        if self.reported != self.open_memory(endpoint) {
+            self.wrong.push("something was written after it had reported".to_owned());
+        }
         self.engine = engine;
         self.start_at = None;
         self.phase = Phase::Repairing;
