@@ -36,6 +36,7 @@ struct inccl_communicator;
  *   INCCL_JOIN_TIMEOUT_MS   how long to wait for the other ranks and for a switch: 30000 unless it is set
  *   INCCL_CALL_TIMEOUT_MS   how long a collective may take: 60000 unless it is set
  *   INCCL_FALLBACK          "off": without a switch, NULL; "on", unless it is set: the ranks' processes take its place
+ *   INCCL_KEEP_OVERWRITTEN  "off": no copies of what results overwrite in place, so a switch that dies then is the end
  *   INCCL_REPRODUCIBLE      "1": sums of floats do not depend on which rank comes first
  *   INCCL_JOB               what distinguishes this job from others whose groups have the same name: what the launcher
  *                           calls it (PMIx, Slurm, PBS, LSF, Flux) unless it is set

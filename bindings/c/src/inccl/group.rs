@@ -149,6 +149,7 @@ fn join(world: u32, rank: u32, settings: &Settings) -> Result<Group, Failure> {
         config.path = settings.path;
         config.reproducible = settings.reproducible;
         config.fallback = settings.fallback;
+        config.keep_overwritten = settings.keep_overwritten;
         config.token = token;
         config.tls.clone_from(&tls);
         config.timeout = settings.join_timeout.unwrap_or(config.timeout);

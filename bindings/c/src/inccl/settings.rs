@@ -48,6 +48,8 @@ pub(super) struct Settings {
     pub(super) reproducible: bool,
     /// Whether the ranks take the place of switches where there is none.
     pub(super) fallback: bool,
+    /// Whether copies are kept of what results overwrite in place, so that such calls survive the loss of a switch.
+    pub(super) keep_overwritten: bool,
     /// The file of the token that rank and controller prove to each other.
     pub(super) token_file: Option<PathBuf>,
     /// The files of TLS with the controller, which needs it then.
@@ -125,6 +127,15 @@ impl Settings {
                 Some(other) => {
                     return Err(argument(format!(
                         "INCCL_FALLBACK: {other:?} is neither on nor off"
+                    )));
+                }
+            },
+            keep_overwritten: match variable("INCCL_KEEP_OVERWRITTEN")?.as_deref() {
+                None | Some("on") => true,
+                Some("off") => false,
+                Some(other) => {
+                    return Err(argument(format!(
+                        "INCCL_KEEP_OVERWRITTEN: {other:?} is neither on nor off"
                     )));
                 }
             },
@@ -397,6 +408,7 @@ mod tests {
             ("INCCL_PATH", "fast"),
             ("INCCL_REPRODUCIBLE", "yes"),
             ("INCCL_FALLBACK", "never"),
+            ("INCCL_KEEP_OVERWRITTEN", "0"),
         ] {
             let error = with(&SAID, &[(name, value)]).unwrap_err();
             assert!(error.contains(name) && error.contains(value), "{error}");
@@ -416,5 +428,8 @@ mod tests {
         assert_eq!(paths, Path::ALL);
         let falls_back = |value| with(&SAID, &[("INCCL_FALLBACK", value)]).unwrap().fallback;
         assert_eq!((settings.fallback, falls_back("on"), falls_back("off")), (true, true, false));
+        let keeps =
+            |value| with(&SAID, &[("INCCL_KEEP_OVERWRITTEN", value)]).unwrap().keep_overwritten;
+        assert_eq!((settings.keep_overwritten, keeps("on"), keeps("off")), (true, true, false));
     }
 }

@@ -8,7 +8,7 @@ use clap::Args;
 use millstream_collective::{Awaited, Communicator, JoinConfig, JoinError, MAX_TREES, Waiting};
 use millstream_verbs::Device;
 
-use super::work::{Fallback, Path, Reduction};
+use super::work::{Fallback, KeepOverwritten, Path, Reduction};
 use crate::control_proofs::Proofs;
 use crate::device::{Choice, Chosen};
 use crate::failure::usage;
@@ -57,6 +57,9 @@ pub(crate) struct Participation {
     /// What becomes of a group for which there is no switch; one rank that says `off` decides
     #[arg(long, value_enum, default_value_t = Fallback::On)]
     pub(super) fallback: Fallback,
+    /// What becomes of a call in place when a switch dies; each rank for itself
+    #[arg(long, value_enum, default_value_t = KeepOverwritten::On)]
+    pub(super) keep_overwritten: KeepOverwritten,
     /// How often, for each size
     #[arg(long, value_name = "I", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) iters: u32,
@@ -104,6 +107,7 @@ pub(super) fn join(arguments: &Participation) -> anyhow::Result<Communicator> {
     config.host_label = arguments.host_label.clone().unwrap_or_default();
     config.reproducible = arguments.reproducible;
     config.fallback = arguments.fallback == Fallback::On;
+    config.keep_overwritten = arguments.keep_overwritten == KeepOverwritten::On;
     config.token = arguments.proofs.token()?;
     config.tls = arguments.proofs.tls(&arguments.controller)?;
     config.timeout = timeout.unwrap_or(config.timeout);

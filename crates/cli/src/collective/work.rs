@@ -85,6 +85,15 @@ pub(crate) enum Fallback {
     Off,
 }
 
+/// `--keep-overwritten`.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+pub(crate) enum KeepOverwritten {
+    /// It goes on: copies are kept of what results overwrite, 2 MiB for each tree
+    On,
+    /// It ends, and the communicator with it
+    Off,
+}
+
 /// For `--dtype`.
 pub(crate) fn data_types() -> impl TypedValueParser<Value = DataType> {
     let names = DataType::ALL.iter().map(|data_type| data_type.name());
