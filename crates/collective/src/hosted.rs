@@ -13,7 +13,8 @@ use std::{io, thread};
 
 use millstream_inc::protocol::{FallbackOffer, FromController, ToController, shortened};
 use millstream_inc::{
-    Abort, CommunicatorSpec, ParentSpec, SwitchConfig, SwitchEvent, SwitchNode, packets_too_long,
+    Abort, CommunicatorSpec, CreateError, Created, ParentSpec, PreparedCommunicator, SwitchConfig,
+    SwitchEvent, SwitchNode, packets_too_long,
 };
 use millstream_net::{Hook, OpenError, Opened, ProgressConfig, Shared, Worker};
 use millstream_verbs::{Device, Driver, Mtu, Waiters};
@@ -145,14 +146,7 @@ impl HostedSwitch {
         if let Some(failed) = self.too_long(communicator, spec.path_mtu, neighbours) {
             return failed;
         }
-        let shared = self.running.shared();
-        let created = match shared.lock() {
-            Ok(mut node) => {
-                node.create_communicator(shared.now(), spec).map_err(|error| error.to_string())
-            }
-            Err(failure) => Err(failure.to_string()),
-        };
-        match created {
+        match self.create_node(spec) {
             Ok(created) => {
                 let node = Node { path_mtu: spec.path_mtu, above: None };
                 self.nodes().insert(communicator, node);
@@ -163,6 +157,17 @@ impl HostedSwitch {
                 ToController::CommunicatorFailed { communicator, reason, path_mtu: None }
             }
         }
+    }
+
+    fn create_node(&self, spec: &CommunicatorSpec) -> Result<Created, String> {
+        let shared = self.running.shared();
+        let node = || shared.lock().map_err(|failure| failure.to_string());
+        let refused = |error: CreateError| error.to_string();
+        node()?.check_communicator(spec).map_err(refused)?;
+        // Its slots are cleared while others have the node.
+        let prepared =
+            PreparedCommunicator::new(spec.clone()).map_err(|error| error.to_string())?;
+        node()?.create_prepared(shared.now(), prepared).map_err(refused)
     }
 
     /// Connects a node to the one above. When that fails, nothing is left of it.

@@ -736,7 +736,7 @@ impl RunningSwitch {
     ) -> Result<Self, OpenError> {
         // SAFETY: the node names bytes of its communicators only, which lie on the heap where they are until the
         // communicator is destroyed. That happens in `destroy`, while nothing is being sent (see there); in a failed
-        // `create_communicator`, before there is anything to send; and with the node, after its thread has ended.
+        // `create_prepared`, before there is anything to send; and with the node, after its thread has ended.
         // `shared` gives no way to destroy one without a lock on the node, and its only callers are in `hosted`.
         Ok(Self(unsafe { Progress::run(opened, node, hook)? }))
     }

@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use millstream_inc::{
-    Abort, CommunicatorCounts, CommunicatorSpec, CreateError, Created, ParentSpec, SwitchConfig,
-    SwitchEvent, SwitchNode,
+    Abort, CommunicatorCounts, CommunicatorSpec, CreateError, Created, ParentSpec,
+    PreparedCommunicator, SwitchConfig, SwitchEvent, SwitchNode,
 };
 use millstream_net::{
     AfterRound, Driver, Failure, OpenError, Opened, Progress, ProgressConfig, Shared,
@@ -93,7 +93,7 @@ impl DataPlane {
         };
         // SAFETY: the node names bytes of its communicators only, which lie on the heap where
         // they are until the communicator is destroyed. That happens in `DataPlane::destroy`,
-        // while nothing is being sent (see there); in a failed `create_communicator`, before
+        // while nothing is being sent (see there); in a failed `create_prepared`, before
         // there is anything to send; and with the node, after its thread has ended: `DataPlane::shared`
         // can only keep the node longer.
         unsafe { Progress::run(opened, node, AfterRound::new(after_round)) }
@@ -126,7 +126,8 @@ impl DataPlane {
         }
         let (_, index) = fewest;
         let shared = self.shards[index].shared();
-        let created = shared.lock()?.create_communicator(shared.now(), spec)?;
+        let prepared = PreparedCommunicator::new(spec.clone()).map_err(CreateError::from)?;
+        let created = shared.lock()?.create_prepared(shared.now(), prepared)?;
         self.places.insert(spec.id, index);
         Ok(created)
     }

@@ -9,6 +9,7 @@ use millstream_roce::{
 
 use crate::abort::Violation;
 use crate::communicator::{Communicator, Progress};
+use crate::slots::Slots;
 use crate::spec::CommunicatorSpec;
 
 /// Which port of which communicator an edge is.
@@ -36,8 +37,8 @@ pub(crate) struct Aggregator {
 }
 
 impl Aggregator {
-    /// Makes a communicator; returns its index. The caller has checked `spec` and the limits.
-    pub(crate) fn create(&mut self, spec: &CommunicatorSpec) -> u32 {
+    /// Makes a communicator with slots of this specification; returns its index. The caller has checked it and the limits.
+    pub(crate) fn create(&mut self, spec: &CommunicatorSpec, slots: Slots) -> u32 {
         let index = match self.places.iter().position(|place| place.communicator.is_none()) {
             Some(index) => index,
             None => {
@@ -52,7 +53,7 @@ impl Aggregator {
         let place = &mut self.places[index];
         place.generation = place.generation.wrapping_add(1);
         let key = (index as u32 + 1) << 8 | u32::from(place.generation);
-        let communicator = Communicator::new(spec, key, domains.into_iter());
+        let communicator = Communicator::new(spec, slots, key, domains.into_iter());
         place.communicator = Some(Box::new(communicator));
         index as u32
     }
@@ -219,6 +220,11 @@ mod tests {
         }
     }
 
+    fn create(aggregator: &mut Aggregator, children: u32) -> u32 {
+        let spec = spec(children);
+        aggregator.create(&spec, Slots::of(&spec))
+    }
+
     /// A piece of the first slot, and the receive buffer of a child.
     fn pieces(aggregator: &Aggregator, index: u32, child: usize) -> (Piece, Piece) {
         let request = aggregator.get(index).unwrap().receive_request(child, 0);
@@ -229,18 +235,18 @@ mod tests {
     #[test]
     fn places_and_domains_are_used_again_and_old_keys_open_nothing() {
         let mut aggregator = Aggregator::default();
-        let kept = aggregator.create(&spec(3));
-        let first = aggregator.create(&spec(2));
+        let kept = create(&mut aggregator, 3);
+        let first = create(&mut aggregator, 2);
         let (old, _) = pieces(&aggregator, first, 0);
         assert!(aggregator.bytes(&old).is_ok());
         aggregator.destroy(first);
         assert!(aggregator.bytes(&old).is_err());
         for _ in 0..300 {
-            let next = aggregator.create(&spec(4));
+            let next = create(&mut aggregator, 4);
             assert_eq!(next, first);
             aggregator.destroy(next);
         }
-        assert_eq!(aggregator.create(&spec(2)), first);
+        assert_eq!(create(&mut aggregator, 2), first);
         assert!(aggregator.bytes(&old).is_err());
         assert_eq!((aggregator.places.len(), aggregator.edges.len()), (2, 7));
         let (kept, _) = pieces(&aggregator, kept, 0);
@@ -250,7 +256,7 @@ mod tests {
     #[test]
     fn work_requests_reach_only_their_own_communicator() {
         let mut aggregator = Aggregator::default();
-        let (ours, theirs) = (aggregator.create(&spec(2)), aggregator.create(&spec(2)));
+        let (ours, theirs) = (create(&mut aggregator, 2), create(&mut aggregator, 2));
         let domain =
             |index, child: usize| aggregator.get(index).map(|c| c.children[child].domain).unwrap();
         let (ours_domain, theirs_domain) = (domain(ours, 0), domain(theirs, 0));
@@ -273,7 +279,7 @@ mod tests {
     #[test]
     fn a_read_or_an_unknown_edge_is_refused() {
         let mut aggregator = Aggregator::default();
-        let index = aggregator.create(&spec(1));
+        let index = create(&mut aggregator, 1);
         let domain = aggregator.get(index).unwrap().children[0].domain;
         let (qpn, key, address, length) = (Qpn::new(5), 0, 0, 4);
         let read = RemoteAccess { qpn, domain, kind: AccessKind::Read, key, address, length };

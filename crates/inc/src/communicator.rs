@@ -32,8 +32,6 @@ mod plain;
 mod small;
 mod uplink;
 
-use core::num::NonZeroU32;
-
 use millstream_roce::{Piece, ProtectionDomainId, ReceiveRequest, SendOperation, SendRequest};
 use millstream_wire::Qpn;
 
@@ -211,13 +209,13 @@ pub(crate) struct Communicator {
 
 impl Communicator {
     /// One that `spec`, which was checked, describes. `domains` are those of the children, and then that of
-    /// the uplink, if it has one.
+    /// the uplink, if it has one. The slots are those of [`Slots::of`].
     pub(crate) fn new(
         spec: &CommunicatorSpec,
+        slots: Slots,
         key: u32,
         mut domains: impl Iterator<Item = ProtectionDomainId>,
     ) -> Self {
-        let count = spec.children.len();
         let mut children: Vec<_> =
             spec.children.iter().map(|child| (child.ranks.clone(), child.is_switch)).collect();
         children.sort_unstable_by_key(|(ranks, _)| ranks.first());
@@ -230,11 +228,6 @@ impl Communicator {
             .collect();
         let uplink = domains.next().filter(|_| spec.has_parent);
         let path_mtu = spec.path_mtu.bytes() as u32;
-        let root_of = NonZeroU32::new(spec.world).filter(|_| !spec.has_parent);
-        let mut slots = Slots::new(spec.slots(), spec.segment_bytes, path_mtu, count, root_of);
-        if spec.options.reproducible {
-            slots.combine_in_turns(spec.window);
-        }
         Self {
             id: spec.id,
             key,

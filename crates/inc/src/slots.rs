@@ -21,6 +21,7 @@ use thiserror::Error;
 use core::num::NonZeroU32;
 
 use crate::kernels::Kernel;
+use crate::spec::CommunicatorSpec;
 
 use turns::Turns;
 pub(crate) use turns::held_bytes;
@@ -101,6 +102,17 @@ pub(crate) struct Slots {
 }
 
 impl Slots {
+    /// Those of a node that a checked specification describes.
+    pub(crate) fn of(spec: &CommunicatorSpec) -> Self {
+        let root_of = NonZeroU32::new(spec.world).filter(|_| !spec.has_parent);
+        let (least_cell, children) = (spec.path_mtu.bytes() as u32, spec.children.len());
+        let mut slots = Self::new(spec.slots(), spec.segment_bytes, least_cell, children, root_of);
+        if spec.options.reproducible {
+            slots.combine_in_turns(spec.window);
+        }
+        slots
+    }
+
     /// A ring of `count` slots of `slot_bytes` bytes for so many children. No cell is smaller than
     /// `least_cell`, which is not 0.
     pub(crate) fn new(

@@ -20,7 +20,7 @@ use crate::aggregator::Aggregator;
 use crate::answer::Answer;
 use crate::communicator::{Communicator, CommunicatorStatistics, Tag};
 
-pub use create::{CreateError, Created, Edge, Uplink};
+pub use create::{CreateError, Created, Edge, PreparedCommunicator, Uplink};
 pub use ports::{CommunicatorCounts, PortCounts};
 pub use serving::packets_too_long;
 

@@ -3,8 +3,8 @@
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use millstream_inc::{
-    ChildSpec, CommunicatorSpec, CreateError, MAX_SEGMENT_BYTES, MAX_WINDOW, Ranks, SpecError,
-    SwitchConfig, SwitchNode,
+    ChildSpec, CommunicatorSpec, CreateError, MAX_SEGMENT_BYTES, MAX_WINDOW, PreparedCommunicator,
+    Ranks, SpecError, SwitchConfig, SwitchNode,
 };
 use millstream_roce::{Instant, Node, Transmit};
 use millstream_wire::{Mtu, Psn, Qpn};
@@ -119,6 +119,22 @@ fn what_there_is_no_room_for_is_refused_and_leaves_nothing() {
     assert!(switch.create_communicator(NOW, &small).is_ok());
     let error = switch.create_communicator(NOW, &CommunicatorSpec { id: 5, ..small });
     assert_eq!(error, Err(CreateError::TooMany { limit: 3 }));
+}
+
+#[test]
+fn what_was_prepared_is_made_within_the_limits_that_there_are_then() {
+    let mut switch = switch(1, u64::MAX);
+    let prepare = |id| PreparedCommunicator::new(spec(id, 4)).unwrap();
+    let [first, second] = [1, 2].map(prepare);
+    assert_eq!(switch.check_communicator(&spec(2, 4)), Ok(()));
+    assert_eq!(switch.create_prepared(NOW, first).map(|created| created.edges.len()), Ok(4));
+    let full = CreateError::TooMany { limit: 1 };
+    assert_eq!(switch.check_communicator(&spec(2, 4)), Err(full.clone()));
+    assert_eq!(switch.create_prepared(NOW, second), Err(full));
+    assert!(switch.destroy_communicator(NOW, 1));
+    assert_eq!((switch.communicators(), switch.memory_used()), (0, 0));
+    let error = PreparedCommunicator::new(spec(1, 0)).unwrap_err();
+    assert_eq!(error, SpecError::FanIn(0));
 }
 
 #[test]

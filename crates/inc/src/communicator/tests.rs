@@ -36,7 +36,7 @@ fn node_of(world: u32, children: Vec<ChildSpec>, has_parent: bool) -> Communicat
         options: crate::CommunicatorOptions::default(),
     };
     spec.check().unwrap();
-    Communicator::new(&spec, 1, (0..).map(ProtectionDomainId))
+    Communicator::new(&spec, Slots::of(&spec), 1, (0..).map(ProtectionDomainId))
 }
 
 /// A root with ranks 0 and 1.
@@ -180,7 +180,7 @@ fn a_cell_is_a_small_part_of_a_vector_in_whole_packets() {
         has_parent: false,
         options: crate::CommunicatorOptions::default(),
     };
-    let node = Communicator::new(&spec, 1, (0..).map(ProtectionDomainId));
+    let node = Communicator::new(&spec, Slots::of(&spec), 1, (0..).map(ProtectionDomainId));
     for (bytes, cell) in [
         (0, 1024),
         (32 * 1024, 1024),

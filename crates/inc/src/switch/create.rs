@@ -9,6 +9,7 @@ use thiserror::Error;
 
 use super::SwitchNode;
 use crate::communicator::{Communicator, Progress};
+use crate::slots::Slots;
 use crate::spec::{ChildSpec, CommunicatorSpec, ParentSpec, SpecError};
 
 /// The switch's end of the connection to one child.
@@ -85,6 +86,23 @@ pub enum CreateError {
     },
 }
 
+/// A communicator to be made, with its slots, which are megabytes that have to be cleared: that needs no node, which others
+/// may wait for.
+#[derive(Debug)]
+pub struct PreparedCommunicator {
+    spec: CommunicatorSpec,
+    slots: Slots,
+}
+
+impl PreparedCommunicator {
+    /// What [`SwitchNode::check_communicator`] has found to fit. The error says what is wrong with the specification.
+    pub fn new(spec: CommunicatorSpec) -> Result<Self, SpecError> {
+        spec.check()?;
+        let slots = Slots::of(&spec);
+        Ok(Self { spec, slots })
+    }
+}
+
 impl SwitchNode {
     /// Makes a communicator, ready for its children, and returns its edges in the order of ranks.
     pub fn create_communicator(
@@ -92,6 +110,12 @@ impl SwitchNode {
         now: Instant,
         spec: &CommunicatorSpec,
     ) -> Result<Created, CreateError> {
+        self.check_communicator(spec)?;
+        self.create_prepared(now, PreparedCommunicator::new(spec.clone())?)
+    }
+
+    /// Whether a communicator could be made now, as far as this node's limits say.
+    pub fn check_communicator(&self, spec: &CommunicatorSpec) -> Result<(), CreateError> {
         spec.check()?;
         if self.communicators.contains_key(&spec.id) {
             return Err(CreateError::Exists(spec.id));
@@ -104,17 +128,29 @@ impl SwitchNode {
         if needed > available {
             return Err(CreateError::Memory { needed, available });
         }
+        Ok(())
+    }
+
+    /// As [`SwitchNode::create_communicator`], with slots that are there.
+    pub fn create_prepared(
+        &mut self,
+        now: Instant,
+        prepared: PreparedCommunicator,
+    ) -> Result<Created, CreateError> {
+        let PreparedCommunicator { spec, slots } = prepared;
+        let spec = &spec;
+        self.check_communicator(spec)?;
         let requests = spec.send_requests() as usize + spec.child_receives();
         let up =
             usize::from(spec.has_parent) * (spec.send_requests() as usize + spec.parent_receives());
         let queue = self.endpoint.create_completion_queue(spec.children.len() * requests + up)?;
-        let index = self.endpoint.memory_mut().create(spec);
+        let index = self.endpoint.memory_mut().create(spec, slots);
         if self.queues.len() <= index as usize {
             self.queues.resize(index as usize + 1, None);
         }
         self.queues[index as usize] = Some(queue);
         self.communicators.insert(spec.id, index);
-        self.memory_used += needed;
+        self.memory_used += spec.memory_bytes();
         let created = self.create_ports(now, spec, index, queue);
         if created.is_err() {
             self.destroy(spec.id);
