@@ -209,6 +209,8 @@ fn join_once(
         same_machine,
         options: CommunicatorOptions { reproducible: config.reproducible, plain: false },
         fallback: hosted::offer(&config.device, config.fallback),
+        meeting: None,
+        avoid: Vec::new(),
     };
     let mut search = Search::new(config.controllers.clone());
     let opening = find(config, patience, &hello, &mut search, waiting)?;

@@ -48,6 +48,8 @@ impl Dummy {
             same_machine,
             options,
             fallback: FallbackOffer::Off,
+            meeting: None,
+            avoid: Vec::new(),
         };
         dummy.say(&ToController::Join(hello));
         dummy

@@ -296,6 +296,8 @@ fn hello(group: String, world: u32, rank: u32) -> ToController {
         same_machine,
         options: millstream_inc::CommunicatorOptions::default(),
         fallback: FallbackOffer::Off,
+        meeting: None,
+        avoid: Vec::new(),
     })
 }
 

@@ -95,6 +95,8 @@ impl Lab {
             same_machine,
             options,
             fallback,
+            meeting: None,
+            avoid: Vec::new(),
         };
         self.say(connection, ToController::Join(hello));
     }

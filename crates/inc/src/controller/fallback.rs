@@ -15,7 +15,8 @@ use super::group::{End, Group, Member};
 use super::{ConnectionId, Controller, GroupId, Role, Switch};
 use crate::plan::{Candidate, Forest, PlanOptions, SwitchId, Tree};
 use crate::protocol::{
-    AbortReason, Failover, FallbackOffer, Refusal, SwitchLimits, ToController, shortened,
+    AbortReason, Failover, FallbackOffer, MeetingPoint, Refusal, SwitchLimits, ToController,
+    shortened,
 };
 use crate::stripe::MAX_TREES;
 
@@ -61,6 +62,19 @@ impl Group {
             () if self.options().reproducible => Failover::Reproducible,
             () => Failover::On,
         }
+    }
+
+    /// Where its ranks meet when a switch is lost and no controller is there: if they go on then, and each can take the
+    /// place of a switch.
+    pub(super) fn meeting(&self) -> Option<MeetingPoint> {
+        let able = |member: &Member| member.fallback == FallbackOffer::Able;
+        let meets = self.failover() == Failover::On && self.members.values().all(able);
+        self.meeting.filter(|_| meets)
+    }
+
+    /// Whether its ranks have lost this switch before.
+    pub(super) fn avoids(&self, switch: &Switch) -> bool {
+        self.avoided.iter().any(|lost| lost.is(switch.address, switch.incarnation))
     }
 
     /// There is no switch now: its hosts wait so long for one, or half of the time that is left if that is less.
@@ -149,6 +163,9 @@ impl Controller {
                 let reason = match &group.missing {
                     Some(missing) => {
                         format!("switch {missing} of the controller's topology has not registered")
+                    }
+                    None if self.real_switches().any(|switch| group.avoids(switch)) => {
+                        "its ranks have lost the switches that have registered".to_owned()
                     }
                     None => "no switch has registered at the controller".to_owned(),
                 };

@@ -13,8 +13,8 @@ use super::quotas::Owner;
 use super::resume::Revived;
 use crate::plan::{Forest, SwitchId};
 use crate::protocol::{
-    AbortReason, Awaited, FallbackOffer, FromController, GroupIdentity, RankList, Refusal,
-    SameMachine, SwitchEdge, SwitchUplink,
+    AbortReason, Awaited, FallbackOffer, FromController, GroupIdentity, LostSwitch, MeetingPoint,
+    RankList, Refusal, SameMachine, SwitchEdge, SwitchUplink,
 };
 use crate::ranks::Ranks;
 use crate::spec::{CommunicatorOptions, reproducible_segment_bytes};
@@ -109,6 +109,10 @@ pub(super) struct Group {
     pub(super) fall_back_at: Option<Instant>,
     /// They do.
     pub(super) fallback: Option<Fallback>,
+    /// Where rank 0 takes the place of the controller.
+    pub(super) meeting: Option<MeetingPoint>,
+    /// Switches that its ranks have lost before, which are not to serve it.
+    pub(super) avoided: BTreeSet<LostSwitch>,
     /// It has no tree here: made by an earlier controller, or its ranks share memory.
     pub(super) revived: Option<Revived>,
 }
@@ -186,6 +190,8 @@ impl Group {
             ready: false,
             fall_back_at: None,
             fallback: None,
+            meeting: None,
+            avoided: BTreeSet::new(),
             revived: None,
         }
     }

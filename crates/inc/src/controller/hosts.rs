@@ -9,7 +9,8 @@ use millstream_wire::Mtu;
 use super::group::{End, Group, HostEnd, Member};
 use super::{ConnectionId, Controller, GroupId, Role, TokenKind, is_name};
 use crate::protocol::{
-    AbortReason, FallbackOffer, FromController, Hello, MAX_HOST_BYTES, MAX_TEXT_BYTES, Refusal,
+    AbortReason, FallbackOffer, FromController, Hello, MAX_AVOIDED, MAX_HOST_BYTES, MAX_TEXT_BYTES,
+    Refusal,
 };
 use crate::spec::MAX_WORLD;
 use crate::stripe::MAX_TREES;
@@ -48,6 +49,10 @@ impl Controller {
             away_until: None,
         };
         group.members.insert(hello.rank, member);
+        if hello.rank == 0 {
+            group.meeting = hello.meeting;
+        }
+        group.avoided.extend(&hello.avoid);
         group.arrived(hello.rank, deadline);
         if group.is_full() {
             self.place(id);
@@ -101,6 +106,11 @@ impl Controller {
             && reason.len() > MAX_TEXT_BYTES
         {
             let detail = format!("a reason has more than {MAX_TEXT_BYTES} bytes");
+            return Err(Refusal::Protocol { detail });
+        }
+        if hello.avoid.len() > MAX_AVOIDED {
+            let count = hello.avoid.len();
+            let detail = format!("{count} switches to avoid are more than {MAX_AVOIDED}");
             return Err(Refusal::Protocol { detail });
         }
         // Who has another token has another group by the same name.

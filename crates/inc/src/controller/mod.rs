@@ -92,6 +92,8 @@ pub struct ControllerConfig {
     /// A full group whose hosts take the place of switches waits so long for one before, or half of the time that it has
     /// left if that is less.
     pub fallback_patience: Duration,
+    /// Why there is no switch, and none is taken, if so: hosts take the place of switches at once.
+    pub hosts_only: Option<String>,
     /// How many children a node of a tree may have.
     pub fan_in: FanIn,
     /// Bytes of a segment, for all communicators: a multiple of every path MTU.
@@ -130,6 +132,7 @@ impl ControllerConfig {
             standstill: Duration::from_secs(1),
             // Switches of an earlier controller try again after 1 s at the latest.
             fallback_patience: Duration::from_secs(3),
+            hosts_only: None,
             fan_in: FanIn::MAX,
             // Measured with 4 hosts on 2 cores: smaller segments cost more for each packet, as
             // segmentation offload has less to work with; larger ones gain little.

@@ -183,15 +183,16 @@ impl Controller {
         }
         // Nodes of the first tree come first, so each rank's plan is there when a further tree is added to it.
         let mut plans: BTreeMap<u32, Plan> = BTreeMap::new();
-        let failover = group.failover();
+        let (failover, meeting) = (group.failover(), group.meeting());
         for (place, node) in trees.nodes().iter().zip(&group.nodes) {
             let Some(switch) = self.switches.get(&place.switch) else { return };
             for (child, edge) in place.children.iter().zip(&node.edges) {
                 let &Child::Host { rank } = child else { continue };
-                let (switch, address) = (switch.name.clone(), switch.address);
+                let (incarnation, address) = (switch.incarnation, switch.address);
+                let switch = switch.name.clone();
                 let SwitchEdge { qpn, psn, .. } = *edge;
                 if let Some(plan) = plans.get_mut(&rank) {
-                    plan.more.push(PlannedTree { switch, address, qpn, psn });
+                    plan.more.push(PlannedTree { switch, address, qpn, psn, incarnation });
                     continue;
                 }
                 let plan = Plan {
@@ -205,6 +206,8 @@ impl Controller {
                     more: Vec::new(),
                     ranks: group.hosts.get(&rank).cloned().unwrap_or_default(),
                     failover,
+                    incarnation,
+                    meeting,
                 };
                 plans.insert(rank, plan);
             }

@@ -72,6 +72,9 @@ impl Controller {
             Ok(choice) => choice,
             // Until its deadline.
             Err(NoTree::Yet(missing)) => {
+                if falls_back && let Some(reason) = self.config.hosts_only.clone() {
+                    return self.fall_back(id, &reason);
+                }
                 group.missing = missing;
                 if falls_back {
                     group.fall_back_after(self.now, patience);
@@ -217,7 +220,8 @@ impl Controller {
         number: usize,
     ) -> Result<Choice, NoTree> {
         let usable = |(id, switch): &(&SwitchId, &Switch)| {
-            switch.serves() && switch.host.is_none() && !group.refused.contains(id)
+            let is_refused = group.refused.contains(id) || group.avoids(switch);
+            switch.serves() && switch.host.is_none() && !is_refused
         };
         let states = self.switches.iter().filter(usable);
         let states = states.map(|(&id, switch)| {

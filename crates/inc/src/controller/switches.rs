@@ -22,6 +22,10 @@ impl Controller {
         if let Err(refusal) = self.check_token(connection, TokenKind::Switch) {
             return self.turn_away(connection, refusal);
         }
+        if let Some(reason) = &self.config.hosts_only {
+            let detail = format!("no switch is taken here: {reason}");
+            return self.turn_away(connection, Refusal::Protocol { detail });
+        }
         if !is_name(&name) {
             self.turn_away(connection, Refusal::Name { what: "switch".to_owned() });
             return;

@@ -73,6 +73,8 @@ fn a_group_goes_from_idle_to_ready_and_back() {
         more: Vec::new(),
         ranks: Ranks::default(),
         failover: Failover::Off,
+        incarnation: 0,
+        meeting: None,
     };
     assert_eq!(world.heard(b), [FromController::Plan(plan)]);
 

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::token::hex;
 use super::{
-    AbortReason, Awaited, Failover, FallbackOffer, HostsTrees, Message, PortCounters, Refusal,
-    fields,
+    AbortReason, Awaited, Failover, FallbackOffer, HostsTrees, LostSwitch, MeetingPoint, Message,
+    PortCounters, Refusal, fields,
 };
 use crate::ranks::Ranks;
 use crate::spec::CommunicatorOptions;
@@ -412,6 +412,13 @@ pub struct Hello {
     /// Whether it takes the place of a switch for its group, should there be none.
     #[serde(default, skip_serializing_if = "FallbackOffer::is_off")]
     pub fallback: FallbackOffer,
+    /// Of rank 0: where it takes the place of the controller, should that be lost together with a switch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub meeting: Option<MeetingPoint>,
+    /// Switches that its group has lost before, which are not to serve it: up to
+    /// [`MAX_AVOIDED`](super::MAX_AVOIDED).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub avoid: Vec<LostSwitch>,
 }
 
 /// What ranks need to know of each other to share memory.
@@ -469,6 +476,12 @@ pub struct Plan {
     /// What becomes of the communicator when one of its switches is lost.
     #[serde(default, skip_serializing_if = "Failover::is_off")]
     pub failover: Failover,
+    /// Which process the switch is.
+    #[serde(default)]
+    pub incarnation: u64,
+    /// Where the ranks meet when a switch is lost and no controller is there, if they then go on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub meeting: Option<MeetingPoint>,
 }
 
 /// A host's end of a further tree.
@@ -484,6 +497,9 @@ pub struct PlannedTree {
     /// The first packet sequence number that the switch sends.
     #[serde(with = "fields::psn")]
     pub psn: Psn,
+    /// Which process the switch is.
+    #[serde(default)]
+    pub incarnation: u64,
 }
 
 /// A host's queue pair for a further tree.
@@ -663,7 +679,7 @@ mod tests {
     #[test]
     fn commands_carry_their_term() {
         let command = Commanded { term: 7, message: FromController::Registered };
-        let text = r#"{"version":8,"term":7,"type":"registered"}"#;
+        let text = r#"{"version":9,"term":7,"type":"registered"}"#;
         assert_eq!(&encode(&command).unwrap()[4..], text.as_bytes());
         // One without is no command.
         let mut decoder = FrameDecoder::new();
@@ -705,11 +721,11 @@ mod tests {
             edges: vec![SwitchEdge { rank: 3, qpn, psn }],
             uplink: Some(SwitchUplink { qpn, psn }),
         };
-        let text = r#"{"version":8,"type":"communicator_created","communicator":9,"edges":[{"rank":3,"qpn":17,"psn":5}],"uplink":{"qpn":17,"psn":5}}"#;
+        let text = r#"{"version":9,"type":"communicator_created","communicator":9,"edges":[{"rank":3,"qpn":17,"psn":5}],"uplink":{"qpn":17,"psn":5}}"#;
         assert_eq!(&encode(&created).unwrap()[4..], text.as_bytes());
         let address = IpAddr::from([127, 0, 0, 1]);
         let connect = FromController::ConnectParent { communicator: 9, address, qpn, psn };
-        let text = r#"{"version":8,"type":"connect_parent","communicator":9,"address":"127.0.0.1","qpn":17,"psn":5}"#;
+        let text = r#"{"version":9,"type":"connect_parent","communicator":9,"address":"127.0.0.1","qpn":17,"psn":5}"#;
         assert_eq!(&encode(&connect).unwrap()[4..], text.as_bytes());
     }
 }

@@ -61,6 +61,7 @@ pub(crate) mod fields;
 mod frame;
 mod message;
 mod rank_list;
+mod recovery;
 mod refusal;
 mod term;
 mod token;
@@ -75,6 +76,7 @@ pub use message::{
     SwitchLimits, SwitchReport, SwitchUplink, ToController,
 };
 pub use rank_list::RankList;
+pub use recovery::{LostSwitch, MAX_AVOIDED, MeetingPoint, SECRET_BYTES, Secret};
 pub use refusal::{AbortReason, Refusal};
 pub use term::{ObeyedTerm, TermError};
 pub use token::TokenProblem;

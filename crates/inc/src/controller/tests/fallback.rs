@@ -8,8 +8,9 @@ use super::world::{World, hello, seconds};
 use super::*;
 use crate::CommunicatorOptions;
 use crate::protocol::{
-    Failover, FallbackOffer, Hello, HostQueuePair, HostsTrees, MAX_TEXT_BYTES, Plan, Resume,
-    SwitchEdge, SwitchUplink,
+    Failover, FallbackOffer, Hello, HostQueuePair, HostsTrees, LostSwitch, MAX_AVOIDED,
+    MAX_TEXT_BYTES, MeetingPoint, Plan, Presence, Resume, SECRET_BYTES, Secret, SwitchEdge,
+    SwitchUplink,
 };
 use crate::stripe::MAX_TREES;
 
@@ -384,11 +385,11 @@ fn hosts_come_back_and_are_asked_at_their_new_connections() {
     assert!(matches!(world.refusal(host), Refusal::Protocol { .. }));
 }
 
-/// What the plans of a group of two say, that a switch serves.
-fn failover_of(hellos: [Hello; 2]) -> [Failover; 2] {
+/// The plans of a group of two that a switch serves.
+fn plans_of(hellos: [Hello; 2]) -> [Plan; 2] {
     const SWITCH: ConnectionId = ConnectionId(1);
     let mut world = World::new();
-    world.switch(SWITCH, "s", 9);
+    world.switch_with(SWITCH, "s", 9, Presence { incarnation: 77, ..Presence::default() });
     let hosts = hellos.map(|hello| join(&mut world, hello));
     for host in hosts {
         let (qpn, psn, path_mtu) = (Qpn::new(5), Psn::new(6), Mtu::B1024);
@@ -403,7 +404,7 @@ fn failover_of(hellos: [Hello; 2]) -> [Failover; 2] {
     let edges = vec![edge(0), edge(1)];
     world.say(SWITCH, ToController::CommunicatorCreated { communicator, edges, uplink: None });
     hosts.map(|host| match &world.heard(host)[..] {
-        [FromController::Plan(Plan { failover, .. })] => *failover,
+        [FromController::Plan(plan)] => plan.clone(),
         heard => panic!("{heard:?}"),
     })
 }
@@ -421,9 +422,105 @@ fn ranks_hear_whether_they_go_on_when_a_switch_is_lost() {
         (exact(1), Failover::Reproducible),
         (Hello { fallback: FallbackOffer::Off, ..exact(1) }, Failover::Off),
     ] {
-        assert_eq!(failover_of([able(2, 0), second.clone()]), [failover; 2], "{second:?}");
+        let plans = plans_of([able(2, 0), second.clone()]);
+        assert_eq!(plans.map(|plan| plan.failover), [failover; 2], "{second:?}");
     }
     let mut world = World::new();
     let hosts = ready(&mut world, 2);
     assert!(hosts.plans.values().all(|plan| plan.failover == Failover::Off));
+}
+
+fn point(last: u8) -> MeetingPoint {
+    MeetingPoint { address: ([10, 0, 0, last], 4000).into(), secret: Secret([last; SECRET_BYTES]) }
+}
+
+#[test]
+fn ranks_hear_where_rank_0_takes_the_place_of_the_controller_if_all_can_go_on_there() {
+    let first = Hello { meeting: Some(point(1)), ..able(2, 0) };
+    // What others say of themselves is nothing.
+    let second = Hello { meeting: Some(point(2)), ..able(2, 1) };
+    let plans = plans_of([first.clone(), second.clone()]);
+    assert!(plans.iter().all(|plan| plan.meeting == Some(point(1))), "{plans:?}");
+    assert!(plans.iter().all(|plan| plan.incarnation == 77), "{plans:?}");
+    let unable = FallbackOffer::Unable { reason: "an adapter".to_owned() };
+    let options = CommunicatorOptions { reproducible: true, plain: false };
+    for hellos in [
+        [able(2, 0), second.clone()],
+        [first.clone(), Hello { fallback: unable, ..able(2, 1) }],
+        [first.clone(), Hello { fallback: FallbackOffer::Off, ..able(2, 1) }],
+        [first, Hello { options, ..able(2, 1) }],
+    ] {
+        let plans = plans_of(hellos);
+        assert!(plans.iter().all(|plan| plan.meeting.is_none()), "{plans:?}");
+    }
+}
+
+/// Where the first rank of a group of one that avoids this is sent, when these switches are there.
+fn planned(avoid: &[LostSwitch], switches: &[u8]) -> (World, ConnectionId, Option<IpAddr>) {
+    let mut world = World::new();
+    for &number in switches {
+        let presence = Presence { incarnation: 70 + u64::from(number), ..Presence::default() };
+        let connection = ConnectionId(number.into());
+        world.switch_with(connection, &format!("s{number}"), number, presence);
+    }
+    let host = join(&mut world, Hello { avoid: avoid.to_vec(), ..able(1, 0) });
+    let heard = world.heard(host);
+    let address = match &heard[..] {
+        [FromController::GroupReady { switch_address, .. }] => Some(*switch_address),
+        [] => None,
+        heard => panic!("{heard:?}"),
+    };
+    (world, host, address)
+}
+
+#[test]
+fn a_switch_that_the_ranks_have_lost_does_not_serve_them_again() {
+    let address = |number: u8| IpAddr::from([127, 0, 1, number]);
+    let lost = |number: u8, incarnation| LostSwitch { address: address(number), incarnation };
+    for (avoid, expected) in [
+        (vec![], address(1)),
+        (vec![lost(1, Some(71))], address(2)),
+        (vec![lost(1, None)], address(2)),
+        // Another process is there.
+        (vec![lost(1, Some(5))], address(1)),
+        (vec![lost(3, None), lost(2, None)], address(1)),
+    ] {
+        assert_eq!(planned(&avoid, &[1, 2]).2, Some(expected), "{avoid:?}");
+    }
+    let both = [lost(1, Some(71)), lost(2, None)];
+    let (mut world, host, address) = planned(&both, &[1, 2]);
+    assert_eq!(address, None);
+    world.pass(seconds(3.0));
+    let heard = world.heard(host);
+    let [FromController::GroupReady { hosts: Some(HostsTrees { reason, .. }), .. }] = &heard[..]
+    else {
+        panic!("{heard:?}")
+    };
+    assert_eq!(reason, "its ranks have lost the switches that have registered");
+    // What one rank says counts for all, and not without end.
+    let mut world = World::new();
+    world.switch(ConnectionId(1), "s1", 1);
+    join(&mut world, able(2, 0));
+    let second = join(&mut world, Hello { avoid: vec![lost(1, Some(0))], ..able(2, 1) });
+    assert_eq!(world.heard(second), []);
+    let avoid = vec![lost(1, None); MAX_AVOIDED + 1];
+    let third = join(&mut world, Hello { avoid, ..hello("other", 3, 2) });
+    assert!(matches!(world.refusal(third), Refusal::Protocol { .. }));
+}
+
+#[test]
+fn a_controller_of_hosts_only_waits_for_no_switch_and_takes_none() {
+    let reason = "no controller can be reached".to_owned();
+    let mut world = World::with(ControllerConfig {
+        hosts_only: Some(reason.clone()),
+        ..ControllerConfig::new(7)
+    });
+    let switch = ConnectionId(1);
+    world.switch(switch, "s", 9);
+    assert!(matches!(world.refusal(switch), Refusal::Protocol { .. }));
+    let all: Vec<ConnectionId> = (0..3).map(|rank| join(&mut world, able(3, rank))).collect();
+    let mut hosts = Hosts::new(all);
+    hosts.run(&mut world);
+    assert_eq!(hosts.plans.len(), 3);
+    assert!(hosts.trees.values().all(|trees| trees.reason == reason));
 }

@@ -100,7 +100,8 @@ fn ranks_with_two_addresses_get_two_trees_in_one_plan() {
         assert_eq!((plan.communicator, plan.qpn), (first.0, Qpn::new(500 + rank)));
         let (switch, address) = ("t".to_owned(), switch_at(2));
         let (qpn, psn) = (Qpn::new(510 + rank), Psn::new(rank));
-        assert_eq!(plan.more, [PlannedTree { switch, address, qpn, psn }]);
+        let tree = PlannedTree { switch, address, qpn, psn, incarnation: 0 };
+        assert_eq!(plan.more, [tree]);
     }
     let overview = world.controller.overview();
     let communicator = overview.groups[0].communicator.as_ref().unwrap();

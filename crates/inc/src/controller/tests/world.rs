@@ -204,6 +204,8 @@ pub(super) fn hello(group: &str, world: u32, rank: u32) -> Hello {
         same_machine: None,
         options: crate::CommunicatorOptions::default(),
         fallback: FallbackOffer::Off,
+        meeting: None,
+        avoid: Vec::new(),
     }
 }
 

@@ -148,6 +148,8 @@ impl Director {
             same_machine: None,
             options: millstream_inc::CommunicatorOptions::default(),
             fallback: FallbackOffer::Off,
+            meeting: None,
+            avoid: Vec::new(),
         };
         let stage = Stage::Joining { until: network.after(plan.patience + GRACE) };
         let life = self.rank(machine).agent.life + 1;
