@@ -15,6 +15,8 @@
 //! little: an answer to segment `s` of a tree means that all ranks have contributed to it, which they may only with all
 //! answers up to `s - window`; and that all ranks have begun the call, which they do when the one before it is over there.
 
+mod succession;
+
 use core::ops::Range;
 
 use millstream_wire::Mtu;
@@ -23,6 +25,8 @@ use thiserror::Error;
 use crate::layout::{Cut, Layout, Who};
 use crate::stripe::MAX_TREES;
 use crate::{Collective, CollectiveCall, Descriptor, Stripe};
+
+pub use succession::{Failure, Next, Patience, Place, Succession};
 
 /// Bytes of a [`Report`].
 pub const REPORT_BYTES: usize = 32 + 16 * MAX_TREES;
