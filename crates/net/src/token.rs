@@ -80,6 +80,14 @@ impl Token {
         Ok(Self { key })
     }
 
+    /// Another one, which only those have who have this one and know these bytes, too.
+    pub fn with(&self, secret: &[u8]) -> Self {
+        let mut key = [0; 64];
+        let mac = self.mac(b"with", secret, &[]).finalize().into_bytes();
+        key[..mac.len()].copy_from_slice(&mac);
+        Self { key }
+    }
+
     /// The token in a file.
     pub fn from_file(path: &Path) -> Result<Self, TokenFileError> {
         let failed = |error| TokenFileError::Read { path: path.display().to_string(), error };
@@ -474,6 +482,15 @@ mod tests {
             let Said::Accepted(verdict, found) = said else { panic!("{said:?}") };
             assert_eq!((caller.take(&verdict), found), (Ok(None), index));
             assert!(one.is_same(&tokens[index]) && !one.is_same(&tokens[1 - index]));
+        }
+    }
+
+    #[test]
+    fn a_token_that_is_made_of_another_one_needs_both() {
+        let [ours, theirs] = [ours(), token("another token that is long enough")];
+        assert!(ours.with(b"x").is_same(&ours.with(b"x")));
+        for other in [ours, ours.with(b"y"), theirs.with(b"x"), ours.with(b"x").with(b"x")] {
+            assert!(!other.is_same(&ours.with(b"x")));
         }
     }
 
