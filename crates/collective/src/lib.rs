@@ -45,6 +45,7 @@ mod call;
 mod calls;
 mod communicator;
 mod control;
+mod coordinator;
 mod element;
 mod engine;
 mod error;
