@@ -410,3 +410,6 @@ impl Carrier {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
