@@ -147,6 +147,11 @@ impl Sender {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The connection that there is.
+    pub(crate) fn line(&self) -> Option<Line> {
+        self.lock().line.clone()
+    }
+
     pub(crate) fn send(&self, message: &ToController) -> io::Result<()> {
         let state = self.lock();
         let line = state.line.as_ref().ok_or(io::ErrorKind::NotConnected)?;

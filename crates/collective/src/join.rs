@@ -1,6 +1,7 @@
 //! From a name and a number to a connected rank.
 
-use std::hash::{BuildHasher, RandomState};
+mod trees;
+
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -10,25 +11,27 @@ use std::time::{Duration, Instant};
 
 use millstream_inc::controllers::{Controllers, Search};
 use millstream_inc::protocol::{
-    Awaited, Failover, FromController, GroupIdentity, Hello, HostQueuePair, HostsTrees, Refusal,
-    Resume, SameMachine, SharedMemoryPlan, ToController, shortened,
+    Awaited, Failover, FallbackOffer, FromController, GroupIdentity, Hello, HostQueuePair,
+    HostsTrees, LostSwitch, Refusal, Resume, SameMachine, SharedMemoryPlan, ToController,
+    shortened,
 };
-use millstream_inc::{
-    CONTROL_BYTES, CommunicatorOptions, HostConfig, HostWorker, MAX_TREES, Ranks, SwitchEvent,
-};
+use millstream_inc::{CommunicatorOptions, HostConfig, HostWorker, MAX_TREES, Ranks, SwitchEvent};
 use millstream_net::tls::{self, CallerTls};
 use millstream_net::token::Token;
-use millstream_verbs::{Device, Mtu, ProtectionDomain, Psn, QueuePair, QueuePairCapabilities};
+use millstream_verbs::{Device, Psn};
 
 use crate::control::{self, ConnectError, Proofs, ReceiveError, Receiver, Sender};
-use crate::engine::{Edge, Engine, EngineSlot, MAX_STARTED, completion_queue};
+use crate::coordinator::Rendezvous;
+use crate::engine::{Edge, Engine, EngineSlot, MAX_STARTED};
 use crate::hosted::{self, HostedSwitch};
+use crate::joining::{Cancellation, Joining};
 use crate::local::{LocalEngine, Meeting, Members, Wire, form};
-use crate::memory::{ControlBlock, Domains};
+use crate::memory::Domains;
 use crate::path::{Path, Way};
 use crate::tree::{Link, Tree};
 use crate::watcher::Watcher;
 use crate::{JoinError, LONGEST, communicator};
+use trees::{TreeEnd, Trees, all_switches};
 
 /// How much longer than its own patience a rank waits for the controller to say what is missing.
 const GRACE: Duration = Duration::from_secs(3);
@@ -143,6 +146,10 @@ pub(crate) struct Joined {
     pub(crate) failover: Failover,
     /// The group's, and the communicator's number.
     pub(crate) identity: (GroupIdentity, u64),
+    /// The processes that its trees connect it to.
+    pub(crate) neighbours: Vec<LostSwitch>,
+    /// Where the ranks meet when a switch is lost and no controller is there.
+    pub(crate) rendezvous: Option<Rendezvous>,
 }
 
 /// Joins. Where the controller has no room now, the rank asks again for as long as the group may take.
@@ -154,30 +161,33 @@ pub(crate) fn join(
     if config.more_devices.len() >= MAX_TREES {
         return Err(JoinError::TooManyDevices { count: devices.count() });
     }
-    join_with(config, &Domains::of(devices), waiting)
+    let cancellation = Cancellation::default();
+    let (silence, prepares, avoid) = (None, true, &[]);
+    let mut joining = Joining { waiting, cancellation: &cancellation, silence, prepares, avoid };
+    join_with(config, &Domains::of(devices), &mut joining)
 }
 
 /// As above, with protection domains that there are, one for each device.
 pub(crate) fn join_with(
     config: &JoinConfig,
     domains: &Domains,
-    waiting: &mut dyn FnMut(&Waiting),
+    joining: &mut Joining<'_>,
 ) -> Result<Joined, JoinError> {
     let start = Instant::now();
     let mut patience = config.timeout;
     let mut refused = None;
     loop {
-        let reason = match (join_once(config, domains, patience, waiting), refused) {
+        let reason = match (join_once(config, domains, patience, joining), refused) {
             (Err(JoinError::Refused(reason)), _) if reason.is_for_load() => reason,
             // For what was short it did not fail.
             (Err(_), Some(reason)) if patience < PAUSE => return Err(JoinError::Refused(reason)),
             (joined, _) => return joined,
         };
         let left = config.timeout.saturating_sub(start.elapsed());
-        waiting(&Waiting { awaited: None, refused: Some(reason.clone()), left });
+        (joining.waiting)(&Waiting { awaited: None, refused: Some(reason.clone()), left });
         thread::sleep(PAUSE.min(left));
         patience = config.timeout.saturating_sub(start.elapsed());
-        if patience.is_zero() {
+        if patience.is_zero() || joining.cancellation.is_canceled() {
             return Err(JoinError::Refused(reason));
         }
         refused = Some(reason);
@@ -188,7 +198,7 @@ fn join_once(
     config: &JoinConfig,
     domains: &Domains,
     patience: Duration,
-    waiting: &mut dyn FnMut(&Waiting),
+    joining: &mut Joining<'_>,
 ) -> Result<Joined, JoinError> {
     let devices: Vec<&Device> = [&config.device].into_iter().chain(&config.more_devices).collect();
     let more_addresses: Vec<IpAddr> =
@@ -199,6 +209,9 @@ fn join_once(
         socket: meeting.door.name().to_owned(),
         required: config.path == Path::SharedMemory,
     });
+    let fallback = hosted::offer(&config.device, config.fallback);
+    let opens = joining.prepares && config.rank == 0 && fallback == FallbackOffer::Able;
+    let rendezvous = opens.then(|| open_rendezvous(&config.device)).flatten();
     let hello = Hello {
         group: config.group.clone(),
         world: config.world,
@@ -208,17 +221,18 @@ fn join_once(
         more_addresses: more_addresses.clone(),
         same_machine,
         options: CommunicatorOptions { reproducible: config.reproducible, plain: false },
-        fallback: hosted::offer(&config.device, config.fallback),
-        meeting: None,
-        avoid: Vec::new(),
+        fallback,
+        meeting: rendezvous.as_ref().map(|rendezvous| rendezvous.point),
+        avoid: joining.avoid.to_vec(),
     };
     let mut search = Search::new(config.controllers.clone());
-    let opening = find(config, patience, &hello, &mut search, waiting)?;
+    let opening = find(config, patience, &hello, &mut search, joining)?;
     let Opening { sender, receiver, deadline, limit, answer } = opening;
-    let (controller, answer_by) = (search.current(), None);
-    let hosted = None;
+    let (controller, silence, hosted) = (search.current(), joining.silence, None);
+    let answer_by = silence.map(|silence| Instant::now() + silence);
+    let waiting = &mut *joining.waiting;
     let mut talk =
-        Talk { controller, sender, receiver, deadline, limit, answer_by, waiting, hosted };
+        Talk { controller, sender, receiver, deadline, limit, answer_by, silence, waiting, hosted };
     let (mut trees, segment_bytes, window) = match answer {
         FromController::GroupReady {
             switch_address,
@@ -367,6 +381,12 @@ fn join_once(
             return Err(error);
         }
     }
+    let neighbour = |address, incarnation| LostSwitch { address, incarnation: Some(incarnation) };
+    let others = plan.more.iter().map(|tree| neighbour(tree.address, tree.incarnation));
+    let neighbours =
+        [neighbour(plan.address, plan.incarnation)].into_iter().chain(others).collect();
+    let listener = rendezvous.and_then(|rendezvous| rendezvous.listener);
+    let rendezvous = plan.meeting.map(|point| Rendezvous { point, listener });
     let more = plan.more.into_iter().map(|tree| (tree.switch, tree.address));
     let switches = [(plan.switch, plan.address)].into_iter().chain(more).collect();
     let (failover, identity) = (plan.failover, (plan.group, plan.communicator));
@@ -376,7 +396,28 @@ fn join_once(
         Failover::Reproducible | Failover::On => domains.clone(),
     };
     let fallback = trees.fallback;
-    Ok(Joined { way, watcher, sender, domains, switches, fallback, hosted, failover, identity })
+    Ok(Joined {
+        way,
+        watcher,
+        sender,
+        domains,
+        switches,
+        fallback,
+        hosted,
+        failover,
+        identity,
+        neighbours,
+        rendezvous,
+    })
+}
+
+/// Where this rank takes the place of the controller, should it have to.
+fn open_rendezvous(device: &Device) -> Option<Rendezvous> {
+    let opened = Rendezvous::open(device);
+    let failed = |error: &io::Error| {
+        tracing::debug!(%error, "without a controller, the ranks cannot meet here");
+    };
+    opened.inspect_err(failed).ok()
 }
 
 /// What this rank says to those of its machine, if it may share memory.
@@ -457,69 +498,20 @@ fn share(
     }
     let (domains, switches, fallback, hosted) = (domains.clone(), Vec::new(), None, None);
     let (failover, identity) = (Failover::Off, (plan.group, plan.communicator));
-    Ok(Joined { way, watcher, sender, domains, switches, fallback, hosted, failover, identity })
-}
-
-/// The switches of all trees.
-fn all_switches(first: IpAddr, more: Vec<IpAddr>) -> Vec<IpAddr> {
-    [first].into_iter().chain(more).collect()
-}
-
-/// The trees that the controller has planned.
-struct Trees<'a> {
-    /// The switch of each, which this rank is connected to.
-    switches: Vec<IpAddr>,
-    /// Those that they use, one after the other: several trees may be on one.
-    devices: &'a [&'a Device],
-    /// Why their switches are those of the ranks' own processes, if so.
-    fallback: Option<String>,
-}
-
-impl Trees<'_> {
-    /// The device of each.
-    fn devices(&self) -> impl Iterator<Item = &Device> {
-        self.devices.iter().copied().cycle().take(self.switches.len())
-    }
-
-    /// The largest path MTU that works to all switches, from the device of each tree.
-    fn path_mtu(&self) -> Result<Mtu, JoinError> {
-        let mut smallest = Mtu::B4096;
-        for (device, &switch) in self.devices().zip(&self.switches) {
-            let path_mtu = device.path_mtu(switch);
-            smallest = smallest.min(path_mtu.map_err(|source| JoinError::Path { switch, source })?);
-        }
-        Ok(smallest)
-    }
-}
-
-/// This rank's end of a tree, before it is connected.
-struct TreeEnd {
-    /// Goes before what its requests name.
-    pair: QueuePair,
-    control: ControlBlock<CONTROL_BYTES>,
-    psn: Psn,
-}
-
-impl TreeEnd {
-    fn new(
-        device: &Device,
-        domain: &ProtectionDomain,
-        host: &HostConfig,
-        slot: &EngineSlot,
-        tree: usize,
-    ) -> Result<Self, JoinError> {
-        let control = ControlBlock::new(domain)?;
-        let capabilities = QueuePairCapabilities::new(
-            host.required_send_requests() as usize,
-            host.required_receive_requests() as usize,
-        );
-        let QueuePairCapabilities { max_send_requests, max_receive_requests, .. } = capabilities;
-        let capacity = max_send_requests + max_receive_requests;
-        let completions = completion_queue(device, capacity, slot, tree)?;
-        let pair = domain.create_queue_pair(&completions, &completions, capabilities)?;
-        let psn = Psn::from_extended(RandomState::new().hash_one(pair.number().value()));
-        Ok(Self { pair, control, psn })
-    }
+    let (neighbours, rendezvous) = (Vec::new(), None);
+    Ok(Joined {
+        way,
+        watcher,
+        sender,
+        domains,
+        switches,
+        fallback,
+        hosted,
+        failover,
+        identity,
+        neighbours,
+        rendezvous,
+    })
 }
 
 fn not_connected(controller: SocketAddr, limit: Duration, error: ConnectError) -> JoinError {
@@ -562,7 +554,7 @@ fn find(
     patience: Duration,
     hello: &Hello,
     search: &mut Search,
-    waiting: &mut dyn FnMut(&Waiting),
+    joining: &mut Joining<'_>,
 ) -> Result<Opening, JoinError> {
     let start = Instant::now();
     // What one has said that is there and does not lead.
@@ -572,7 +564,7 @@ fn find(
             true => patience.saturating_sub(start.elapsed()),
             false => patience,
         };
-        let (error, is_mute) = match attempt(config, hello, search, left, waiting) {
+        let (error, is_mute) = match attempt(config, hello, search, left, joining) {
             Ok(opening) => {
                 search.found();
                 return Ok(opening);
@@ -596,8 +588,11 @@ fn find(
                 None => return Err(error),
                 // Somebody will lead soon.
                 Some(_) => {
-                    waiting(&Waiting { awaited: None, refused: None, left });
+                    (joining.waiting)(&Waiting { awaited: None, refused: None, left });
                     thread::sleep(PAUSE.min(left));
+                    if joining.cancellation.is_canceled() {
+                        return Err(error);
+                    }
                 }
             }
         }
@@ -610,10 +605,13 @@ fn attempt(
     hello: &Hello,
     search: &Search,
     left: Duration,
-    waiting: &mut dyn FnMut(&Waiting),
+    joining: &mut Joining<'_>,
 ) -> Result<Opening, (JoinError, bool)> {
     let (controller, has_others) = (search.current(), search.has_others());
-    let patience = if has_others { left.min(ANSWER) } else { left };
+    let silence = joining.silence;
+    let hurry = if has_others { Some(ANSWER) } else { silence };
+    let patience = hurry.map_or(left, |hurry| left.min(hurry));
+    let waiting = &mut *joining.waiting;
     let silent = |left| waiting(&Waiting { awaited: None, refused: None, left });
     let proofs = Proofs { tls: config.tls.clone(), token: config.token };
     let connected = control::connect(controller, &proofs, patience, SILENCE, silent);
@@ -635,11 +633,13 @@ fn attempt(
     })?;
     let limit = left.saturating_add(GRACE).min(LONGEST);
     let now = Instant::now();
-    let answer_by = has_others.then(|| now + ANSWER);
+    let answer_by = hurry.map(|hurry| now + hurry);
     let deadline = now + limit;
     let hosted = None;
+    joining.cancellation.watch(sender.line());
+    let waiting = &mut *joining.waiting;
     let mut talk =
-        Talk { controller, sender, receiver, deadline, limit, answer_by, waiting, hosted };
+        Talk { controller, sender, receiver, deadline, limit, answer_by, silence, waiting, hosted };
     let timeout_ms = left.as_millis().try_into().unwrap_or(u64::MAX);
     let hello = ToController::Join(Hello { timeout_ms, ..hello.clone() });
     let answer = talk.send(&hello).and_then(|()| talk.next());
@@ -665,6 +665,8 @@ struct Talk<'a> {
     limit: Duration,
     /// Until then it must have said something, if there are others to ask and it has not.
     answer_by: Option<Instant>,
+    /// How long it may say nothing after that.
+    silence: Option<Duration>,
     /// Called with what the rank waits for.
     waiting: &'a mut dyn FnMut(&Waiting),
     /// The switch of this process, and what happens there, if it takes the place of one.
@@ -725,7 +727,7 @@ impl Talk<'_> {
         loop {
             let received = self.receiver.receive(self.deadline.min(Instant::now() + SILENCE));
             if received.is_ok() {
-                self.answer_by = None;
+                self.answer_by = self.silence.map(|silence| Instant::now() + silence);
             }
             match received {
                 Ok(FromController::Ping) => self.send(&ToController::Pong)?,
@@ -745,7 +747,8 @@ impl Talk<'_> {
                 Err(ReceiveError::TimedOut)
                     if self.answer_by.is_some_and(|by| Instant::now() >= by) =>
                 {
-                    return Err(JoinError::Timeout { controller, limit: ANSWER });
+                    let limit = self.silence.unwrap_or(ANSWER);
+                    return Err(JoinError::Timeout { controller, limit });
                 }
                 Err(ReceiveError::TimedOut) if Instant::now() < self.deadline => {
                     let left = self.deadline.saturating_duration_since(Instant::now());

@@ -53,6 +53,7 @@ mod failover;
 mod group;
 mod hosted;
 mod join;
+mod joining;
 mod line;
 mod local;
 mod memory;
