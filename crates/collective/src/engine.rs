@@ -624,6 +624,11 @@ impl Engine {
         (state.started, positions, lost)
     }
 
+    /// Other trees have taken the place of these, which have been halted: what they keep of calls is freed.
+    pub(crate) fn retire(&self) {
+        self.lock().trees.iter_mut().for_each(Tree::forget_overwritten);
+    }
+
     pub(crate) fn failure(&self) -> Option<CollectiveError> {
         self.lock().failure.as_ref().map(|failure| failure.error.clone())
     }
@@ -717,7 +722,7 @@ mod tests {
 
     use super::*;
     use crate::LONGEST;
-    use crate::memory::{ControlBlock, Operands, Span};
+    use crate::memory::{ControlBlock, Domains, Operands, Scratch, Span};
 
     /// Rank 0 of 2, whose switch is a queue pair that asks for patience for ever, since nothing is posted there.
     fn engine() -> (Arc<Engine>, QueuePair) {
@@ -815,6 +820,27 @@ mod tests {
             destination: Span::EMPTY,
             limit,
         }
+    }
+
+    #[test]
+    fn trees_that_others_have_replaced_keep_no_copies() {
+        let (engine, _switches) = engine_of(2);
+        engine.prepare_failover(true);
+        let domains = Domains::of(engine.links.iter().map(|link| &link.device));
+        let vector = Scratch::new(&domains, 400_000).unwrap();
+        let work = barrier(LONGEST);
+        let (count, data_type) = (100_000, DataType::UInt32);
+        let call =
+            CollectiveCall { collective: Collective::AllReduce, count, data_type, ..work.call };
+        let (source, destination) = (vector.span(), vector.span());
+        let work = Work { call, registered: true, source, destination, ..work };
+        assert_eq!(engine.start(&work), Ok(0));
+        let keeps = || engine.lock().trees.iter().any(Tree::keeps_overwritten);
+        assert!(keeps());
+        engine.fail(CollectiveError::Closed);
+        engine.halt();
+        engine.retire();
+        assert!(!keeps());
     }
 
     /// Whether the collective under way is overdue.

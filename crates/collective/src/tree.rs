@@ -160,6 +160,16 @@ impl Tree {
         self.overwritten = Some(Overwritten::new(window, segment_bytes));
     }
 
+    #[cfg(test)]
+    pub(crate) fn keeps_overwritten(&self) -> bool {
+        self.overwritten.as_ref().is_some_and(Overwritten::holds)
+    }
+
+    /// Frees these copies. There is no further collective.
+    pub(crate) fn forget_overwritten(&mut self) {
+        self.overwritten = None;
+    }
+
     /// Takes a completion of its queue pair.
     pub(crate) fn completed(&mut self, completion: &Completion) {
         let Self { worker, control, .. } = self;

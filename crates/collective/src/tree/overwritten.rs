@@ -42,6 +42,12 @@ impl Overwritten {
         Self { window, segment_bytes, bytes: Vec::new(), segments: Vec::new() }
     }
 
+    /// Whether it has room, and memory for it.
+    #[cfg(test)]
+    pub(super) fn holds(&self) -> bool {
+        !self.bytes.is_empty()
+    }
+
     /// Makes room, the first time.
     pub(super) fn prepare(&mut self) {
         if self.segments.is_empty() {
