@@ -9,6 +9,7 @@
 //! The memory of a call is its caller's again once the caller was told its end. What others may still lack of it is
 //! copied before that ([`retained`]).
 
+mod meeting;
 mod recovery;
 mod retained;
 mod state;
@@ -17,7 +18,7 @@ use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use std::{io, thread};
+use std::{io, mem, thread};
 
 use millstream_inc::CollectiveCall;
 
@@ -25,7 +26,8 @@ use crate::control::Sender;
 use crate::engine::{Engine, MAX_STARTED};
 use crate::hosted::HostedSwitch;
 use crate::join::{JoinConfig, Joined};
-use crate::memory::{Domains, Operands, operand, writable};
+use crate::joining::Cancellation;
+use crate::memory::{Domains, Operands, Regions, operand, writable};
 use crate::tree::Work;
 use crate::{CollectiveError, LONGEST};
 
@@ -74,6 +76,8 @@ impl Failover {
             retained,
             reports: Vec::new(),
             retired: Vec::new(),
+            cancellation: Cancellation::default(),
+            avoid: Vec::new(),
             canceled: None,
         };
         let (state, changed) = (Mutex::new(state), Condvar::new());
@@ -211,7 +215,8 @@ impl Failover {
                     continue;
                 }
                 Phase::Over(error) if !engine.has_result(sequence) => {
-                    return Some(Err(error.clone()));
+                    let error = error.clone();
+                    return Some(Err(failed(state, number, error)));
                 }
                 Phase::Over(_) => {
                     state.tell(number);
@@ -237,7 +242,7 @@ impl Failover {
                         return None;
                     }
                 }
-                Err(error) => return Some(Err(error)),
+                Err(error) => return Some(Err(failed(state, number, error))),
             }
         }
     }
@@ -304,7 +309,11 @@ impl Failover {
     fn end(&self, mut state: MutexGuard<'_, State>, error: CollectiveError) {
         match &state.phase {
             Phase::Over(_) => return,
-            Phase::Serving | Phase::Joining => state.phase = Phase::Over(error),
+            Phase::Serving | Phase::Joining => {
+                state.phase = Phase::Over(error);
+                // The others are not to wait for this rank.
+                state.cancellation.cancel();
+            }
             Phase::Repairing(engine) => {
                 let engine = Arc::clone(engine);
                 state.canceled = Some(error.clone());
@@ -374,6 +383,8 @@ impl Failover {
         self.end_unless_serving();
         let mut state = self.lock();
         let (engine, watcher) = (Arc::clone(&state.line.engine), state.line.watcher.take());
+        let (coordinator, retired) = (state.line.coordinator.take(), mem::take(&mut state.retired));
+        let regions: Vec<_> = state.calls.iter_mut().filter_map(regions_of).collect();
         if let Phase::Serving = state.phase {
             state.phase = Phase::Over(CollectiveError::Closed);
         }
@@ -381,7 +392,7 @@ impl Failover {
         self.changed.notify_all();
         engine.abandon();
         engine.disconnect();
-        drop(watcher);
+        drop((regions, watcher, coordinator, retired));
     }
 
     fn end_unless_serving(&self) {
@@ -389,5 +400,25 @@ impl Failover {
         if state.is_recovering() {
             self.end(state, CollectiveError::Closed);
         }
+    }
+}
+
+/// What a caller is told whose call has failed. Nothing arrives for it any more, and its memory is its own again.
+fn failed(
+    mut state: MutexGuard<'_, State>,
+    number: u64,
+    error: CollectiveError,
+) -> CollectiveError {
+    let regions = state.take_regions(number);
+    // What that waits for needs no lock of ours.
+    drop(state);
+    drop(regions);
+    error
+}
+
+fn regions_of(entry: &mut Entry) -> Option<[Option<Regions>; 2]> {
+    match entry {
+        Entry::Call(call) => Some(mem::take(&mut call.regions)),
+        Entry::Coming | Entry::Told => None,
     }
 }

@@ -2,44 +2,37 @@
 
 use std::mem;
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use millstream_inc::failover::{
     FailoverError, Lost, REPORT_BYTES, Repair, Report, Side, first_to_repeat,
 };
-use millstream_inc::protocol::{
-    self, AbortReason, MAX_NAME_BYTES, Refusal, ToController, shortened,
-};
+use millstream_inc::protocol::{self, MAX_NAME_BYTES, ToController, shortened};
 use millstream_inc::{Collective, CollectiveCall, DataType, Mode, ReduceOperation, Stripe};
 
+use super::meeting::{Meeting, PATIENCE};
 use super::retained::{Retained, side_of};
 use super::state::{Call, Entry, Line, Phase, State, is_loss};
 use super::{Failover, FailoverReport};
+use crate::CollectiveError;
 use crate::communicator::{LINGER, SETTLING};
+use crate::coordinator::Coordinator;
 use crate::engine::Engine;
-use crate::join::{self, JoinConfig, Joined};
+use crate::join::Joined;
+use crate::joining::Cancellation;
 use crate::memory::{Domains, Operands, Scratch, Span};
-use crate::path::{Path, Way};
+use crate::path::Way;
 use crate::tree::Work;
-use crate::{CollectiveError, JoinError};
-
-/// How long the ranks may take to find each other and other trees: for a controller to notice that a switch stands still,
-/// for the wait for another switch, and for busy machines.
-const PATIENCE: Duration = Duration::from_secs(20);
-
-/// Between attempts.
-const PAUSE: Duration = Duration::from_millis(200);
 
 /// Bytes that are made up for at a time, the same on all ranks.
 const CHUNK: usize = 2 << 20;
 
 /// What a recovery begins with.
-struct Loss {
+pub(super) struct Loss {
     since: Instant,
-    error: CollectiveError,
+    pub(super) error: CollectiveError,
     report: Report,
-    lost: Lost,
+    pub(super) lost: Lost,
 }
 
 impl Failover {
@@ -63,7 +56,10 @@ impl Failover {
             let canceled = state.canceled.take();
             state.phase = Phase::Over(canceled.unwrap_or(error));
         }
-        drop(state);
+        state.line.engine.retire();
+        // Who comes to rank 0 is not to wait for it.
+        let rendezvous = state.line.rendezvous.take();
+        drop((state, rendezvous));
         self.changed.notify_all();
     }
 
@@ -91,6 +87,7 @@ impl Failover {
             }
         }
         state.phase = Phase::Joining;
+        state.cancellation = Cancellation::default();
         state.awaits_starts = true;
         let mut state = self.wait_while(state, None, |state| state.starting > 0);
         state.awaits_starts = false;
@@ -102,47 +99,28 @@ impl Failover {
         let lost = state.line.lost;
         let report = Report { communicator: lost.communicator, started, overwritten, positions };
         let (sender, failed_tree) = (Arc::clone(&state.line.sender), engine.failed_tree());
-        let name = name(&self.config.group, &state.line);
+        state.avoid_lost(&error);
+        let place = Meeting {
+            name: name(&self.config.group, &state.line),
+            rendezvous: state.line.rendezvous.take(),
+            cancellation: state.cancellation.clone(),
+            avoid: state.avoid.clone(),
+        };
         drop(state);
         tracing::warn!(group = self.config.group, %error, "going on over other trees");
         let detail = shortened(error.to_string());
         sender.say_last(ToController::SwitchLost { detail, tree: failed_tree as u8 });
         let loss = Loss { since, error, report, lost };
-        let joined = self.join_again(name, &loss)?;
+        let (joined, mut coordinator) = self.join_again(place, &loss)?;
         let Way::Switch(successor) = joined.way.clone() else {
             return Err(not_resumed(&loss.error, "the ranks share memory now"));
         };
         let mut joined = Some(joined);
-        let outcome = self.go_on(&loss, &mut joined, &successor);
+        let outcome = self.go_on(&loss, &mut joined, &mut coordinator, &successor);
         if let (Err(error), Some(joined)) = (&outcome, &joined) {
             abandon(&successor, joined, error);
         }
         outcome
-    }
-
-    /// Meets the other ranks again, by a name that nobody else has.
-    fn join_again(&self, group: String, loss: &Loss) -> Result<Joined, CollectiveError> {
-        let end = Instant::now() + PATIENCE.min(self.config.timeout);
-        loop {
-            let config = JoinConfig {
-                group: group.clone(),
-                path: Path::Switch,
-                timeout: end.saturating_duration_since(Instant::now()),
-                ..self.config.clone()
-            };
-            let error = match join::join_with(&config, &self.domains, &mut |_| ()) {
-                Ok(joined) => return Ok(joined),
-                Err(error) => error,
-            };
-            if !is_passing(&error) || Instant::now() + PAUSE >= end {
-                return Err(not_resumed(&loss.error, &error.to_string()));
-            }
-            if let Phase::Over(error) = &self.lock().phase {
-                return Err(error.clone());
-            }
-            tracing::debug!(%error, "trying again to join for other trees");
-            thread::sleep(PAUSE);
-        }
     }
 
     /// Makes up for what is missing, starts the rest anew and lets callers go on.
@@ -150,6 +128,7 @@ impl Failover {
         &self,
         loss: &Loss,
         joined: &mut Option<Joined>,
+        coordinator: &mut Option<Coordinator>,
         successor: &Arc<Engine>,
     ) -> Result<(), CollectiveError> {
         let mut state = self.lock();
@@ -185,10 +164,12 @@ impl Failover {
         let Some(joined) = joined.take() else { return Ok(()) };
         let (switches, fallback) = (joined.switches.clone(), joined.fallback.clone());
         let generation = state.line.generation + 1;
-        let Some(line) = Line::new(joined, &self.config, generation, first) else {
+        let Some(mut line) = Line::new(joined, &self.config, generation, first) else {
             return Err(not_resumed(&loss.error, "there are no trees"));
         };
+        line.coordinator = coordinator.take();
         let old = mem::replace(&mut state.line, line);
+        old.engine.retire();
         state.retired.push(old.engine);
         let trees = state.line.lost.trees.into();
         state.retained.resize_with(trees, Retained::default);
@@ -267,19 +248,8 @@ fn name(group: &str, line: &Line) -> String {
     format!("{}{unique}", &group[..end])
 }
 
-/// Whether it may go better soon: a controller comes back, or notices that a switch does not.
-const fn is_passing(error: &JoinError) -> bool {
-    match error {
-        JoinError::Unreachable { .. } | JoinError::Lost { .. } => true,
-        JoinError::Refused(Refusal::Aborted { reason }) => {
-            matches!(reason, AbortReason::SwitchLost { .. })
-        }
-        _ => false,
-    }
-}
-
 /// The loss, and why the ranks do not go on.
-fn not_resumed(error: &CollectiveError, reason: &str) -> CollectiveError {
+pub(super) fn not_resumed(error: &CollectiveError, reason: &str) -> CollectiveError {
     let CollectiveError::SwitchLost { switch, detail } = error else { return error.clone() };
     let detail = format!("{detail}; the ranks do not go on over other trees: {reason}");
     CollectiveError::SwitchLost { switch: *switch, detail }

@@ -3,16 +3,19 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use millstream_inc::Abort;
 use millstream_inc::failover::Lost;
-use millstream_inc::protocol::{self, GroupIdentity};
+use millstream_inc::protocol::{self, GroupIdentity, LostSwitch, MAX_AVOIDED};
 
 use super::FailoverReport;
 use super::retained::Retained;
 use crate::CollectiveError;
 use crate::control::Sender;
+use crate::coordinator::{Coordinator, Rendezvous};
 use crate::engine::Engine;
 use crate::hosted::HostedSwitch;
 use crate::join::{JoinConfig, Joined};
+use crate::joining::Cancellation;
 use crate::memory::Regions;
 use crate::path::Way;
 use crate::tree::Work;
@@ -31,9 +34,13 @@ pub(super) struct State {
     /// Of each tree, what is kept of the last call whose end was told.
     pub(super) retained: Vec<Retained>,
     pub(super) reports: Vec<FailoverReport>,
-    /// Those of lost trees. They are kept so that the numbers of their queue pairs are not given again: what a switch that
-    /// stood still sends later is for nobody.
+    /// Those of lost trees, until the communicator is closed, so that the numbers of their queue pairs are not given again:
+    /// what a switch that stood still sends later is for nobody. They keep nothing else.
     pub(super) retired: Vec<Arc<Engine>>,
+    /// Ends the search for other trees.
+    pub(super) cancellation: Cancellation,
+    /// Switches that were lost, which are not to serve again: the last ones.
+    pub(super) avoid: Vec<LostSwitch>,
     /// Why what is made up for is to end.
     pub(super) canceled: Option<CollectiveError>,
 }
@@ -45,6 +52,12 @@ pub(super) struct Line {
     /// None once the communicator is closed.
     pub(super) watcher: Option<Watcher>,
     pub(super) hosted: Option<Arc<HostedSwitch>>,
+    /// The processes that its trees connect this rank to.
+    neighbours: Vec<LostSwitch>,
+    /// Where the ranks meet without a controller.
+    pub(super) rendezvous: Option<Rendezvous>,
+    /// Rank 0's, if they have met there.
+    pub(super) coordinator: Option<Coordinator>,
     pub(super) identity: (GroupIdentity, u64),
     pub(super) failover: protocol::Failover,
     pub(super) lost: Lost,
@@ -91,6 +104,7 @@ impl Line {
         first: (u64, u64),
     ) -> Option<Self> {
         let Joined { way, watcher, sender, hosted, failover, identity, .. } = joined;
+        let Joined { neighbours, rendezvous, .. } = joined;
         let Way::Switch(engine) = way else { return None };
         let (shape, trees) = engine.shape();
         let lost = Lost {
@@ -102,8 +116,21 @@ impl Line {
             window: shape.window,
             path_mtu: shape.path_mtu,
         };
-        let watcher = Some(watcher);
-        Some(Self { engine, sender, watcher, hosted, identity, failover, lost, generation, first })
+        let (watcher, coordinator) = (Some(watcher), None);
+        Some(Self {
+            engine,
+            sender,
+            watcher,
+            hosted,
+            neighbours,
+            rendezvous,
+            coordinator,
+            identity,
+            failover,
+            lost,
+            generation,
+            first,
+        })
     }
 
     pub(super) const fn call_of(&self, sequence: u64) -> u64 {
@@ -114,6 +141,24 @@ impl Line {
 impl State {
     pub(super) fn is_recovering(&self) -> bool {
         matches!(self.phase, Phase::Joining | Phase::Repairing(_))
+    }
+
+    /// The switch that was lost is not to serve again.
+    pub(super) fn avoid_lost(&mut self, error: &CollectiveError) {
+        let Some(lost) = lost_switch(&self.line.neighbours, error) else { return };
+        self.avoid.retain(|known| *known != lost);
+        if self.avoid.len() >= MAX_AVOIDED {
+            self.avoid.remove(0);
+        }
+        self.avoid.push(lost);
+    }
+
+    /// What was registered for a call that has failed: its memory is its caller's again.
+    pub(super) fn take_regions(&mut self, number: u64) -> [Option<Regions>; 2] {
+        match self.entry(number) {
+            Some(Entry::Call(call)) => std::mem::take(&mut call.regions),
+            _ => [None, None],
+        }
     }
 
     pub(super) fn entry(&mut self, number: u64) -> Option<&mut Entry> {
@@ -162,4 +207,38 @@ impl State {
 /// Whether a communicator goes on after this.
 pub(super) const fn is_loss(error: &CollectiveError) -> bool {
     matches!(error, CollectiveError::SwitchLost { .. })
+}
+
+/// The switch that is lost, by what is known of it; none where that is another one than this rank is connected to, and not
+/// named.
+fn lost_switch(neighbours: &[LostSwitch], error: &CollectiveError) -> Option<LostSwitch> {
+    let CollectiveError::SwitchLost { switch, detail } = error else { return None };
+    if detail.ends_with(&Abort::ParentLost.to_string()) {
+        return None;
+    }
+    let known = neighbours.iter().find(|known| known.address == *switch).copied();
+    Some(known.unwrap_or(LostSwitch { address: *switch, incarnation: None }))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{IpAddr, Ipv4Addr};
+
+    use super::*;
+
+    #[test]
+    fn what_a_rank_says_of_a_lost_switch_is_which_process_it_was_if_that_is_known() {
+        let address = |last| IpAddr::V4(Ipv4Addr::new(10, 0, 0, last));
+        let neighbours = [LostSwitch { address: address(1), incarnation: Some(7) }];
+        let lost = |last, detail: &str| {
+            let (switch, detail) = (address(last), detail.to_owned());
+            lost_switch(&neighbours, &CollectiveError::SwitchLost { switch, detail })
+        };
+        assert_eq!(lost(1, "it does not answer"), Some(neighbours[0]));
+        let other = LostSwitch { address: address(2), incarnation: None };
+        assert_eq!(lost(2, "rank 0 cannot reach it"), Some(other));
+        // It is the one above.
+        assert_eq!(lost(1, &Abort::ParentLost.to_string()), None);
+        assert_eq!(lost_switch(&neighbours, &CollectiveError::Closed), None);
+    }
 }
