@@ -2,16 +2,27 @@
 
 mod common;
 
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{Cluster, PATIENCE, address, each, join_all, leave};
+use common::{
+    Cluster, PATIENCE, address, each, join_all, leave, start_controller_with, start_switch,
+};
 use millstream_collective::{
-    Call, CollectiveError, Communicator, Element, FailoverReport, JoinConfig,
+    Call, CollectiveError, Communicator, Element, FailoverReport, JoinConfig, Path,
     ReduceOperation::{Minimum as Min, Sum},
 };
-use millstream_verbs::{Device, SoftConfig};
+use millstream_control::api::ControllerView;
+use millstream_control::controller::ControllerConfig;
+use millstream_inc::protocol::{
+    Commanded, FrameDecoder, FromController, Presence, SwitchChild, SwitchEdge, SwitchLimits,
+    ToController, encode,
+};
+use millstream_verbs::{Device, Psn, Qpn, SoftConfig};
 
 /// Elements, more than a window of segments.
 const LONG: usize = 700_001;
@@ -325,4 +336,145 @@ fn errors_of(change: impl Fn(JoinConfig) -> JoinConfig) -> (Vec<CollectiveError>
         assert_eq!(rank.failure().as_ref(), Some(error));
     }
     (errors, progress.load(Ordering::Relaxed))
+}
+
+/// Does all-reduces on all ranks until they have gone on, while `lose` takes something away in mid-call.
+fn gone_on(ranks: &mut [Communicator], lose: impl FnOnce()) -> Vec<Vec<FailoverReport>> {
+    let progress = AtomicU64::new(0);
+    thread::scope(|scope| {
+        let progress = &progress;
+        let reports = scope.spawn(move || {
+            each(ranks, |communicator| {
+                until_gone_on(communicator, progress, 1, |communicator, number| {
+                    one(communicator, Call::AllReduce(Sum), number, LONG, number % 2 == 1);
+                })
+            })
+        });
+        reached(progress, 3);
+        lose();
+        reports.join().unwrap()
+    })
+}
+
+#[test]
+fn without_a_controller_the_ranks_meet_at_rank_0_and_later_losses_are_told() {
+    let mut cluster = cluster(1);
+    let mut ranks = cluster.group("alone", 3);
+    let reports = gone_on(&mut ranks, || {
+        cluster.controller_daemon = None;
+        cluster.switches.clear();
+    });
+    for reports in reports {
+        let [FailoverReport { fallback: Some(why), switches, .. }] = &reports[..] else {
+            panic!("{reports:?}")
+        };
+        assert_eq!(why, "no controller can be reached, and rank 0 has taken its place");
+        assert_eq!(switches.len(), 3, "{switches:?}");
+    }
+    // Rank 0 knows who leaves, and who is lost.
+    let mut gone = ranks.pop().unwrap();
+    gone.start(Call::AllReduce(Sum), gone.allocate::<u32>(LONG).unwrap()).unwrap();
+    drop(gone);
+    for error in each(&mut ranks, |communicator| {
+        communicator.all_reduce_in_place(&mut vec![1_u32; LONG], Sum).unwrap_err()
+    }) {
+        assert!(matches!(error, CollectiveError::PeerLost { rank: 2, .. }), "{error}");
+    }
+}
+
+/// A switch that the controller hears and that no rank reaches: it says that it makes what it is asked for.
+fn pretend_switch(controller: SocketAddr) {
+    let mut stream = TcpStream::connect(controller).unwrap();
+    let mut say = {
+        let mut stream = stream.try_clone().unwrap();
+        move |message: &ToController| stream.write_all(&encode(message).unwrap()).unwrap()
+    };
+    let presence = Presence { incarnation: 5, ..Presence::default() };
+    let (name, limits) = ("pretends".to_owned(), SwitchLimits::NONE);
+    say(&ToController::Register { name, address: address(), limits, presence });
+    let mut decoder = FrameDecoder::new();
+    let mut bytes = [0; 4096];
+    loop {
+        let Some(Commanded { message, .. }) = decoder.next_message().unwrap() else {
+            match stream.read(&mut bytes) {
+                Ok(0) | Err(_) => return,
+                Ok(count) => decoder.extend(&bytes[..count]),
+            }
+            continue;
+        };
+        match message {
+            FromController::Ping => say(&ToController::Pong),
+            FromController::CreateCommunicator { communicator, children, .. } => {
+                let edge = |child: &SwitchChild| SwitchEdge {
+                    rank: child.ranks.first().unwrap(),
+                    qpn: Qpn::new(77),
+                    psn: Psn::new(0),
+                };
+                let edges = children.iter().map(edge).collect();
+                say(&ToController::CommunicatorCreated { communicator, edges, uplink: None });
+            }
+            FromController::DestroyCommunicator { communicator } => {
+                say(&ToController::CommunicatorDestroyed { communicator });
+            }
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn a_switch_that_the_ranks_alone_do_not_reach_is_not_planned_again() {
+    let mut cluster = cluster(0);
+    let controller = cluster.controller;
+    let pretender = thread::spawn(move || pretend_switch(controller));
+    let mut ranks = cluster.group("hidden", 2);
+    assert_eq!(ranks[0].switch().unwrap().0, "pretends");
+    each(&mut ranks, |communicator| one(communicator, Call::AllReduce(Sum), 0, LONG, true));
+    for rank in &ranks {
+        let reports = rank.failovers();
+        let [FailoverReport { fallback: Some(why), .. }] = &reports[..] else {
+            panic!("{reports:?}")
+        };
+        assert_eq!(why, "its ranks have lost the switches that have registered");
+    }
+    leave(ranks);
+    cluster.controller_daemon = None;
+    pretender.join().unwrap();
+}
+
+#[test]
+fn a_rank_that_is_dropped_while_it_joins_again_leaves_at_once() {
+    let view = Arc::new(ControllerView::new(None));
+    let mut config = ControllerConfig::new(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
+    config.view = Some(Arc::clone(&view));
+    // So that the ranks are joining until something happens, or for half of their time.
+    config.rules.fallback_patience = PATIENCE;
+    let (daemon, controller) = start_controller_with(config);
+    let switches = vec![start_switch(controller, "s0")];
+    let controller_daemon = Some(daemon);
+    let (path, fallback) = (Path::Switch, true);
+    let mut cluster = Cluster { controller, switches, controller_daemon, path, fallback };
+    let mut ranks = cluster.group("drops", 2);
+    let buffer = ranks[0].allocate::<u32>(LONG).unwrap();
+    ranks[0].start(Call::AllReduce(Sum), buffer).unwrap();
+    cluster.switches.clear();
+    let pages = view.pages();
+    let end = Instant::now() + PATIENCE;
+    let joined = r#"+1","world":2,"joined":2"#;
+    while !pages("/api/v1/groups").unwrap().text.contains(joined) {
+        assert!(Instant::now() < end, "the ranks do not join again");
+        thread::sleep(Duration::from_millis(5));
+    }
+    drop(ranks.remove(0));
+    // Had it stayed, the other one would have gone on with it, and lost it then.
+    let error = loop {
+        if let Some(error) = ranks[0].failure() {
+            break error.to_string();
+        }
+        assert!(Instant::now() < end, "no failure is seen");
+        thread::sleep(Duration::from_millis(5));
+    };
+    assert!(
+        error.contains("do not go on over other trees: ") && error.contains("rank 0"),
+        "{error}"
+    );
 }
