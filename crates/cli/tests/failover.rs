@@ -5,10 +5,11 @@ mod common;
 use std::thread;
 use std::time::Duration;
 
-use common::{Running, address, millstream};
+use common::{Output, Running, address, millstream};
+use serde_json::Value;
 
 struct Cluster {
-    _controller: Running,
+    process: Running,
     controller: String,
     switch: Running,
     /// The switch's address.
@@ -25,7 +26,7 @@ impl Cluster {
         let arguments = ["switch", "--controller", &listen, "--name=s0", "--bind", &at];
         let mut switch = Running::start("switch", millstream().args(arguments));
         switch.ready();
-        Self { _controller: controller, controller: listen, switch, at }
+        Self { process: controller, controller: listen, switch, at }
     }
 
     /// Hosts that do collectives of two sizes.
@@ -43,52 +44,129 @@ impl Cluster {
 }
 
 /// All results are right, and the hosts say what has happened.
-fn all_right(hosts: Vec<Running>, switch: &str) {
-    for host in hosts {
-        let output = host.output().success();
+fn all_right(outputs: Vec<Output>, switch: &str, reason: &str) {
+    for output in outputs {
+        let output = output.success();
         let report = output.json();
         assert_eq!(report["wrong"], 0, "{report}");
         let failover = report["failovers"][0].as_str().unwrap();
         let lost = format!("the switch at {switch} is lost: ");
         assert!(failover.starts_with(&lost), "{failover}");
-        assert!(failover.contains("the ranks take the place of a switch: "), "{failover}");
+        let over = format!("the ranks take the place of a switch: {reason}");
+        assert!(failover.contains(&over), "{failover}");
         assert!(output.stderr.contains(&format!("note: {failover}")), "{}", output.stderr);
     }
 }
 
-/// Hosts of a group whose switch gets a signal when all are at the second size; after `pause`, one to go on.
-fn with(signal: &str, pause: Option<Duration>, world: usize, more: &[&str]) {
-    let cluster = Cluster::new();
-    let mut hosts = cluster.hosts("job", world, &[&["--collective=allreduce"], more].concat());
-    // They are in step: when the last begins with the second size, none has done much of it.
-    hosts.iter_mut().for_each(|host| drop(host.line()));
-    cluster.switch.signal(signal);
-    if let Some(pause) = pause {
-        thread::sleep(pause);
-        cluster.switch.signal("CONT");
-    }
-    all_right(hosts, &cluster.at);
+/// How often each size is called. This process may stand still for longer than the hosts need for the second size: then
+/// they are called more often, until the signal comes in between.
+const ITERATIONS: [&str; 4] = ["--iters=100", "--iters=400", "--iters=1600", "--iters=6400"];
+
+/// What happens to whom.
+struct Blow {
+    signal: &'static str,
+    /// Whether the controller gets it, too.
+    controller: bool,
+    /// And rank 0.
+    rank_zero: bool,
+    /// After so long, they get one to go on.
+    pause: Option<Duration>,
 }
 
+const KILL: Blow = Blow { signal: "KILL", controller: false, rank_zero: false, pause: None };
+
 /// As long as it takes the ranks to go on, or nearly: what the switch sends then is late.
-const STANDS_STILL: Option<Duration> = Some(Duration::from_secs(10));
+const STOP: Blow = Blow { signal: "STOP", pause: Some(Duration::from_secs(10)), ..KILL };
+
+/// Hosts of a group whose switch gets a signal when they are at the second size. Gives them with the switch's address.
+fn with(blow: &Blow, world: usize, more: &[&str]) -> (Vec<Output>, String) {
+    for iterations in ITERATIONS {
+        let cluster = Cluster::new();
+        let arguments = [&["--collective=allreduce", iterations], more].concat();
+        let mut hosts = cluster.hosts("job", world, &arguments);
+        // They are in step: when the last begins with the second size, none has done much of it.
+        hosts.iter_mut().for_each(|host| drop(host.line()));
+        let signal = |signal: &str| {
+            cluster.switch.signal(signal);
+            if blow.controller {
+                cluster.process.signal(signal);
+            }
+        };
+        signal(blow.signal);
+        if blow.rank_zero {
+            hosts.remove(0).signal(blow.signal);
+        }
+        if let Some(pause) = blow.pause {
+            thread::sleep(pause);
+            signal("CONT");
+        }
+        let outputs: Vec<Output> = hosts.into_iter().map(Running::output).collect();
+        let is_done = |output: &Output| {
+            let failovers = |report: Value| report["failovers"].as_array().map_or(0, Vec::len);
+            output.status.success() && failovers(output.json()) == 0
+        };
+        if !outputs.iter().any(is_done) {
+            return (outputs, cluster.at);
+        }
+    }
+    panic!("the hosts are always done before their switch gets a signal");
+}
+
+fn goes_on(blow: &Blow, world: usize, more: &[&str]) {
+    let (outputs, switch) = with(blow, world, more);
+    let reason = if blow.controller { "no controller can be reached" } else { "" };
+    all_right(outputs, &switch, reason);
+}
 
 #[test]
 fn a_switch_that_is_killed_in_mid_call_changes_no_result() {
-    with("KILL", None, 2, &["--iters=100"]);
+    goes_on(&KILL, 2, &[]);
 }
 
 #[test]
 fn a_switch_that_is_killed_amid_floats_in_place_changes_no_result() {
-    with("KILL", None, 3, &["--iters=100", "--in-place", "--dtype=fp32"]);
+    goes_on(&KILL, 3, &["--in-place", "--dtype=fp32"]);
 }
 
 #[test]
 fn a_switch_that_stands_still_in_mid_call_and_wakes_changes_no_byte() {
-    with("STOP", STANDS_STILL, 3, &["--iters=100"]);
+    goes_on(&STOP, 3, &[]);
 }
 
 #[test]
 fn a_switch_that_stands_still_amid_calls_in_place_and_wakes_changes_no_byte() {
-    with("STOP", STANDS_STILL, 2, &["--iters=100", "--in-place"]);
+    goes_on(&STOP, 2, &["--in-place"]);
+}
+
+#[test]
+fn without_copies_calls_in_place_end_when_their_switch_is_killed() {
+    let (outputs, _) = with(&KILL, 2, &["--in-place", "--keep-overwritten=off"]);
+    for output in outputs {
+        let told = output.failure(1).contains("keeps no copy of what results overwrite");
+        assert!(told, "{}", output.stderr);
+    }
+}
+
+#[test]
+fn a_controller_that_is_killed_with_the_switch_changes_no_result() {
+    goes_on(&Blow { controller: true, ..KILL }, 3, &["--in-place", "--dtype=fp32"]);
+}
+
+#[test]
+fn a_controller_that_stands_still_with_the_switch_and_wakes_changes_no_byte() {
+    goes_on(&Blow { controller: true, ..STOP }, 2, &[]);
+}
+
+#[test]
+fn without_controller_and_rank_0_all_others_end_and_say_where_it_was() {
+    let (outputs, _) = with(&Blow { controller: true, rank_zero: true, ..KILL }, 3, &[]);
+    assert_eq!(outputs.len(), 2);
+    for output in outputs {
+        let told = output.failure(1);
+        assert!(
+            told.contains("do not go on over other trees: cannot reach the controller"),
+            "{told}"
+        );
+        assert!(told.contains("rank 0, which takes the place of the controller at 127."), "{told}");
+    }
 }
