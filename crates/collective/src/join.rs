@@ -222,7 +222,7 @@ fn join_once(
         same_machine,
         options: CommunicatorOptions { reproducible: config.reproducible, plain: false },
         fallback,
-        meeting: rendezvous.as_ref().map(|rendezvous| rendezvous.point),
+        meeting: rendezvous.as_ref().map(|rendezvous| Box::new(rendezvous.point)),
         avoid: joining.avoid.to_vec(),
     };
     let mut search = Search::new(config.controllers.clone());
@@ -386,7 +386,7 @@ fn join_once(
     let neighbours =
         [neighbour(plan.address, plan.incarnation)].into_iter().chain(others).collect();
     let listener = rendezvous.and_then(|rendezvous| rendezvous.listener);
-    let rendezvous = plan.meeting.map(|point| Rendezvous { point, listener });
+    let rendezvous = plan.meeting.map(|point| Rendezvous { point: *point, listener });
     let more = plan.more.into_iter().map(|tree| (tree.switch, tree.address));
     let switches = [(plan.switch, plan.address)].into_iter().chain(more).collect();
     let (failover, identity) = (plan.failover, (plan.group, plan.communicator));

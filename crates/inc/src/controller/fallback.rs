@@ -66,10 +66,10 @@ impl Group {
 
     /// Where its ranks meet when a switch is lost and no controller is there: if they go on then, and each can take the
     /// place of a switch.
-    pub(super) fn meeting(&self) -> Option<MeetingPoint> {
+    pub(super) fn meeting(&self) -> Option<Box<MeetingPoint>> {
         let able = |member: &Member| member.fallback == FallbackOffer::Able;
         let meets = self.failover() == Failover::On && self.members.values().all(able);
-        self.meeting.filter(|_| meets)
+        self.meeting.clone().filter(|_| meets)
     }
 
     /// Whether its ranks have lost this switch before.

@@ -110,7 +110,7 @@ pub(super) struct Group {
     /// They do.
     pub(super) fallback: Option<Fallback>,
     /// Where rank 0 takes the place of the controller.
-    pub(super) meeting: Option<MeetingPoint>,
+    pub(super) meeting: Option<Box<MeetingPoint>>,
     /// Switches that its ranks have lost before, which are not to serve it.
     pub(super) avoided: BTreeSet<LostSwitch>,
     /// It has no tree here: made by an earlier controller, or its ranks share memory.

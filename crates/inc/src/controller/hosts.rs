@@ -50,7 +50,7 @@ impl Controller {
         };
         group.members.insert(hello.rank, member);
         if hello.rank == 0 {
-            group.meeting = hello.meeting;
+            group.meeting.clone_from(&hello.meeting);
         }
         group.avoided.extend(&hello.avoid);
         group.arrived(hello.rank, deadline);

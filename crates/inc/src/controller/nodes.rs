@@ -207,7 +207,7 @@ impl Controller {
                     ranks: group.hosts.get(&rank).cloned().unwrap_or_default(),
                     failover,
                     incarnation,
-                    meeting,
+                    meeting: meeting.clone(),
                 };
                 plans.insert(rank, plan);
             }

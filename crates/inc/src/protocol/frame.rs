@@ -192,7 +192,7 @@ mod tests {
             let error = decode(tls).unwrap_err().to_string();
             assert!(error.starts_with("TLS in place of"), "{error}");
         }
-        assert_eq!(decode(&frame(r#"{"version":9,"kind":"new"}"#)), Err(FrameError::Version(9)));
+        assert_eq!(decode(&frame(r#"{"version":10,"kind":"new"}"#)), Err(FrameError::Version(10)));
         for json in [
             "",
             "{",

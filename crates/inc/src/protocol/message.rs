@@ -414,7 +414,7 @@ pub struct Hello {
     pub fallback: FallbackOffer,
     /// Of rank 0: where it takes the place of the controller, should that be lost together with a switch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub meeting: Option<MeetingPoint>,
+    pub meeting: Option<Box<MeetingPoint>>,
     /// Switches that its group has lost before, which are not to serve it: up to
     /// [`MAX_AVOIDED`](super::MAX_AVOIDED).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -481,7 +481,7 @@ pub struct Plan {
     pub incarnation: u64,
     /// Where the ranks meet when a switch is lost and no controller is there, if they then go on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub meeting: Option<MeetingPoint>,
+    pub meeting: Option<Box<MeetingPoint>>,
 }
 
 /// A host's end of a further tree.

@@ -430,8 +430,9 @@ fn ranks_hear_whether_they_go_on_when_a_switch_is_lost() {
     assert!(hosts.plans.values().all(|plan| plan.failover == Failover::Off));
 }
 
-fn point(last: u8) -> MeetingPoint {
-    MeetingPoint { address: ([10, 0, 0, last], 4000).into(), secret: Secret([last; SECRET_BYTES]) }
+fn point(last: u8) -> Box<MeetingPoint> {
+    let (address, secret) = (([10, 0, 0, last], 4000).into(), Secret([last; SECRET_BYTES]));
+    Box::new(MeetingPoint { address, secret })
 }
 
 #[test]
