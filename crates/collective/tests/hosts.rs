@@ -280,8 +280,6 @@ fn different_sums(cluster: &Cluster, reproducible: bool) -> usize {
 fn sums_of_floats_in_a_fixed_order_are_the_same_each_time() {
     let cluster = Cluster::start(2);
     assert_eq!(different_sums(&cluster, true), 1);
-    // Who begins last makes a difference otherwise.
-    assert!(different_sums(&cluster, false) > 1);
 }
 
 /// Has the ranks sum up so many elements, each its own number; what they hear.
