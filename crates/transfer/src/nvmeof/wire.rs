@@ -140,7 +140,7 @@ impl Wire {
             drop(secured);
             match sent {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.wait_for_room(time)?
+                    self.wait_for_room(time)?;
                 }
                 sent => return sent,
             }
@@ -152,7 +152,7 @@ impl Wire {
         loop {
             match self.flush() {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.wait_for_room(time)?
+                    self.wait_for_room(time)?;
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 flushed => return flushed,
