@@ -342,6 +342,9 @@ impl Requester {
         self.rnr_until = None;
         self.round_trip.acknowledged(now, self.unacknowledged);
         self.window.acknowledged(packets as u32, self.round_trip.delay());
+        if self.sent == self.unacknowledged {
+            self.window.rested();
+        }
         self.next = self.next.max(self.unacknowledged);
         self.probe = None;
         budget.give_back(self.fetches.forget_before(self.unacknowledged));
@@ -587,7 +590,12 @@ impl QueuePair {
             // A depth of 0 can be set in SQD, when some wait already: one at a time, then.
             let depth = requester.fetches.len() >= requester.initiator_depth.max(1);
             // A probe is of one that is counted already.
-            if probe.is_none() && (depth || (in_flight > 0 && in_flight + packets > allowed)) {
+            let waits = in_flight > 0 && in_flight + packets > allowed;
+            if probe.is_none() && (depth || waits) {
+                if !depth {
+                    // What is left is no room for a chunk: all of it that READs can use is used.
+                    requester.window.sent(allowed);
+                }
                 return false;
             }
             if matches!(work.operation, SendOperation::Read { .. }) {

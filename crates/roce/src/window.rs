@@ -93,9 +93,7 @@ impl Window {
         let used = self.used[0].max(self.used[1]);
         self.round = self.round.saturating_add(packets);
         if self.round >= used {
-            self.used = [self.used[1], 0];
-            self.round = 0;
-            self.cut = false;
+            self.rested();
         }
         if delay > GROWTH_DELAY && !self.cut {
             self.cut_to(used, delay);
@@ -122,6 +120,13 @@ impl Window {
             self.credit = 0;
             self.size = (self.size + 1).min(self.limit);
         }
+    }
+
+    /// A round trip is over, as one is when nothing is in flight.
+    pub(crate) fn rested(&mut self) {
+        self.used = [self.used[1], 0];
+        self.round = 0;
+        self.cut = false;
     }
 
     /// So much was in flight, and made such a delay: the window becomes what makes one of [`SLOW_START_DELAY`],
@@ -270,6 +275,22 @@ mod tests {
             acknowledged(&mut window, 256, delay * 10);
         }
         assert_eq!(window.size(), 128, "a quarter of its limit is left");
+    }
+
+    #[test]
+    fn a_delay_says_nothing_of_what_was_in_flight_long_ago() {
+        let mut window = Window::new(512);
+        for _ in 0..100 {
+            acknowledged(&mut window, 64, Duration::ZERO);
+        }
+        for _ in 0..3 {
+            window.sent(1);
+            window.acknowledged(1, Duration::ZERO);
+            window.rested();
+        }
+        window.sent(1);
+        window.acknowledged(1, GROWTH_DELAY * 10);
+        assert_eq!(window.size(), 512, "one packet makes no queue");
     }
 
     #[test]
