@@ -95,11 +95,10 @@ impl Wire {
             return receive_slice(self.stream.as_fd(), bytes);
         };
         let received = secured.line.receive(&self.stream, bytes);
-        // What TLS says of its own: new keys, or what is wrong.
-        match secured.line.flush(&self.stream) {
-            Err(error) if !is_for_later(&error) && received.is_ok() => Err(error),
-            _ => received,
-        }
+        // What TLS says of its own: new keys, or what is wrong. A peer that does not take it any more may have sent its
+        // last words before; that it is gone is heard behind those.
+        let _ = secured.line.flush(&self.stream);
+        received
     }
 
     /// The same, and waits for it: up to this time with TLS, and without for as long as the socket is set to. Then it is
@@ -194,9 +193,4 @@ impl Secured {
         }
         line.send(stream, &portion[..end])
     }
-}
-
-/// Whether the same call may do better later.
-fn is_for_later(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
