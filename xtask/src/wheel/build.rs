@@ -19,11 +19,13 @@ pub(super) struct Wheels {
     pub(super) native: PathBuf,
     /// `mooncake.engine`, in Python.
     pub(super) mooncake: PathBuf,
+    /// Nobody else builds there meanwhile.
+    _lock: File,
 }
 
 /// Builds all of them into an empty `target/wheels`.
 pub(super) fn wheels() -> Result<Wheels> {
-    // Two processes take turns. The lock ends with the file.
+    // Two processes take turns, until who has built has also used them. The lock ends with the file.
     fs::create_dir_all(process::target_directory())?;
     let lock = File::create(process::target_directory().join("wheels.lock"))?;
     lock.lock()?;
@@ -46,7 +48,7 @@ pub(super) fn wheels() -> Result<Wheels> {
     let others = notices(&["millstream-python"])?;
     add_licences(&tools, &native, &[(THIRD_PARTY, others)])?;
     add_licences(&tools, &mooncake, &[])?;
-    Ok(Wheels { native: find(&folder, "millstream-")?, mooncake })
+    Ok(Wheels { native: find(&folder, "millstream-")?, mooncake, _lock: lock })
 }
 
 /// The licences of what the native module is built of.
