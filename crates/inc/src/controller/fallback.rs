@@ -74,7 +74,8 @@ impl Group {
 
     /// Whether its ranks have lost this switch before.
     pub(super) fn avoids(&self, switch: &Switch) -> bool {
-        self.avoided.iter().any(|lost| lost.is(switch.address, switch.incarnation))
+        let mut lost = self.members.values().flat_map(|member| &member.avoid);
+        lost.any(|lost| lost.is(switch.address, switch.incarnation))
     }
 
     /// There is no switch now: its hosts wait so long for one, or half of the time that is left if that is less.
@@ -161,11 +162,12 @@ impl Controller {
             let Some(group) = self.groups.get(&id) else { continue };
             if group.is_full() && group.trees.is_none() && group.may_fall_back() {
                 let reason = match &group.missing {
+                    // With a topology, too, a switch that the group avoids counts as one that is not there.
+                    _ if self.real_switches().any(|switch| group.avoids(switch)) => {
+                        "its ranks have lost the switches that have registered".to_owned()
+                    }
                     Some(missing) => {
                         format!("switch {missing} of the controller's topology has not registered")
-                    }
-                    None if self.real_switches().any(|switch| group.avoids(switch)) => {
-                        "its ranks have lost the switches that have registered".to_owned()
                     }
                     None => "no switch has registered at the controller".to_owned(),
                 };

@@ -58,6 +58,8 @@ pub(super) struct Member {
     pub(super) options: CommunicatorOptions,
     /// Whether it takes the place of a switch.
     pub(super) fallback: FallbackOffer,
+    /// Switches that it has lost before, which are not to serve the group.
+    pub(super) avoid: Vec<LostSwitch>,
     /// It has said that it is done, after so many collectives. Its connection may be gone.
     pub(super) left: Option<u64>,
     /// It is away, and lost when it is not back by then.
@@ -111,8 +113,6 @@ pub(super) struct Group {
     pub(super) fallback: Option<Fallback>,
     /// Where rank 0 takes the place of the controller.
     pub(super) meeting: Option<Box<MeetingPoint>>,
-    /// Switches that its ranks have lost before, which are not to serve it.
-    pub(super) avoided: BTreeSet<LostSwitch>,
     /// It has no tree here: made by an earlier controller, or its ranks share memory.
     pub(super) revived: Option<Revived>,
 }
@@ -191,7 +191,6 @@ impl Group {
             fall_back_at: None,
             fallback: None,
             meeting: None,
-            avoided: BTreeSet::new(),
             revived: None,
         }
     }

@@ -44,6 +44,7 @@ impl Controller {
             same_machine: hello.same_machine.clone(),
             options: hello.options,
             fallback: hello.fallback.clone(),
+            avoid: hello.avoid.clone(),
             ends: Vec::new(),
             left: None,
             away_until: None,
@@ -52,7 +53,6 @@ impl Controller {
         if hello.rank == 0 {
             group.meeting.clone_from(&hello.meeting);
         }
-        group.avoided.extend(&hello.avoid);
         group.arrived(hello.rank, deadline);
         if group.is_full() {
             self.place(id);

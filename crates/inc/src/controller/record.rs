@@ -266,6 +266,7 @@ impl Controller {
                     same_machine: None,
                     options: crate::CommunicatorOptions::default(),
                     fallback: FallbackOffer::Off,
+                    avoid: Vec::new(),
                     ends: Vec::new(),
                     left: Some(collectives),
                     away_until: None,

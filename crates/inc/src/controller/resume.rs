@@ -163,6 +163,7 @@ impl Controller {
             same_machine: None,
             options: crate::CommunicatorOptions::default(),
             fallback: FallbackOffer::Off,
+            avoid: Vec::new(),
             left: None,
             away_until: None,
         });
