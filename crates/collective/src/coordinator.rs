@@ -314,7 +314,9 @@ impl Carrier {
         match message {
             ToController::Token { body } if is_proving => self.prove(id, &body),
             // Of another loss: it is late, or in error.
-            ToController::Join(hello) if hello.group != self.group || hello.world != self.world => {
+            ToController::Join(hello)
+                if !is_proving && (hello.group != self.group || hello.world != self.world) =>
+            {
                 tracing::warn!(group = hello.group, "a rank of another group is not taken here");
                 self.closed(id);
             }

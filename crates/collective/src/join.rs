@@ -177,7 +177,12 @@ pub(crate) fn join_with(
     let mut patience = config.timeout;
     let mut refused = None;
     loop {
-        let reason = match (join_once(config, domains, patience, joining), refused) {
+        let joined = join_once(config, domains, patience, joining);
+        if joined.is_err() {
+            // The controller is to see at once that the attempt is over.
+            joining.cancellation.watch(None);
+        }
+        let reason = match (joined, refused) {
             (Err(JoinError::Refused(reason)), _) if reason.is_for_load() => reason,
             // For what was short it did not fail.
             (Err(_), Some(reason)) if patience < PAUSE => return Err(JoinError::Refused(reason)),
@@ -614,6 +619,7 @@ fn attempt(
     let waiting = &mut *joining.waiting;
     let silent = |left| waiting(&Waiting { awaited: None, refused: None, left });
     let proofs = Proofs { tls: config.tls.clone(), token: config.token };
+    let begun = Instant::now();
     let connected = control::connect(controller, &proofs, patience, SILENCE, silent);
     let (sender, receiver) = connected.map_err(|error| {
         // One that stands still proves nothing, and one that begins or ceases to lead closes all connections.
@@ -631,8 +637,9 @@ fn attempt(
         };
         (not_connected(controller, patience, error), is_mute)
     })?;
-    let limit = left.saturating_add(GRACE).min(LONGEST);
     let now = Instant::now();
+    let left = left.saturating_sub(now - begun);
+    let limit = left.saturating_add(GRACE).min(LONGEST);
     let answer_by = hurry.map(|hurry| now + hurry);
     let deadline = now + limit;
     let hosted = None;
@@ -651,6 +658,7 @@ fn attempt(
         Err(error) => {
             let is_mute = talk.answer_by.is_some()
                 && matches!(error, JoinError::Timeout { .. } | JoinError::Lost { .. });
+            joining.cancellation.watch(None);
             Err((error, is_mute))
         }
     }
@@ -725,7 +733,9 @@ impl Talk<'_> {
     fn next(&mut self) -> Result<FromController, JoinError> {
         let controller = self.controller;
         loop {
-            let received = self.receiver.receive(self.deadline.min(Instant::now() + SILENCE));
+            let until = self.deadline.min(Instant::now() + SILENCE);
+            let until = self.answer_by.map_or(until, |by| until.min(by));
+            let received = self.receiver.receive(until);
             if received.is_ok() {
                 self.answer_by = self.silence.map(|silence| Instant::now() + silence);
             }

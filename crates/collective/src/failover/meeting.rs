@@ -177,6 +177,8 @@ fn failure(error: &JoinError, place: Place) -> Failure {
         JoinError::Refused(
             Refusal::Aborted { reason: AbortReason::SwitchLost { .. } } | Refusal::NotLeader { .. },
         ) => Failure::Passing,
+        // It was refused so all the time that it had there.
+        JoinError::Refused(reason) if reason.is_for_load() => Failure::Passing,
         JoinError::Refused(Refusal::Incomplete { .. }) => Failure::Incomplete,
         _ => Failure::Final,
     }

@@ -229,6 +229,8 @@ fn abandon(successor: &Engine, joined: &Joined, error: &CollectiveError) {
         successor.fail(error.clone());
         let reason = shortened(error.to_string());
         joined.sender.say_last(ToController::Fail { reason, cause: None });
+        // Rank 0's coordinator is in this process, and ends with what has made it.
+        successor.wait_released();
     }
 }
 
