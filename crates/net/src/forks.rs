@@ -125,7 +125,8 @@ mod tests {
         let (lookups, mut pauses) = (AtomicUsize::new(1), 0);
         wait_for(&lookups, || pauses += 1);
         assert_eq!(pauses, LOOKS);
-        // It is counted while it is under way, and by nobody who was forked off.
+        // It is counted while it is under way, and by nobody who was forked off; and a fork waits for it.
+        let start = std::time::Instant::now();
         let child = looking_up(|| {
             assert!(LOOKUPS.load(Ordering::Acquire) > 0);
             // SAFETY: the other process does no more than may be done there.
@@ -136,6 +137,7 @@ mod tests {
             }
             child
         });
+        assert!(start.elapsed() >= Duration::from_millis(LOOKS as u64));
         let mut status = -1;
         // SAFETY: the status is there.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
