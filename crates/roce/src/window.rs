@@ -71,7 +71,8 @@ impl Window {
     }
 
     /// A window up to this grows, and is left, whatever packets wait: they may do so behind the other
-    /// direction, other traffic, or a peer that had no processor, and the path itself may have become longer.
+    /// direction, other traffic, or a peer that had no processor. Where the path itself has become longer, as
+    /// long as that takes to queue, this is all there is.
     fn undelayed(&self) -> u32 {
         (self.limit / 4).max(FIRST)
     }
