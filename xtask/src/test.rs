@@ -30,7 +30,6 @@ const WAITING: &[Step] = &[
     ("interop", interop),
     ("mooncake", || mooncake::run(&mooncake::Options::default())),
     ("power cut", || interop::power_cut::run(&interop::power_cut::Options::default())),
-    ("wheels", wheel::run),
 ];
 
 /// What only computes, and has no bound of time: it runs [`beside`] those that wait. What it builds is in folders of its
@@ -38,9 +37,11 @@ const WAITING: &[Step] = &[
 const COMPUTING: &[Step] =
     &[("wheel build", wheel::build), ("models", models), ("seeds", campaign::run_of_commit)];
 
-/// What needs the machine to itself: it counts allocations, and says how long a failure may take. The tests come last:
-/// what a test runner counted must be the last thing printed.
+/// What needs the machine to itself: it counts allocations, says how long a failure may take, or has peers that fail
+/// where others compute, as threads of Mooncake's engine do. The tests come last: what a test runner counted must be the
+/// last thing printed.
 const ALONE: &[Step] = &[
+    ("wheels", wheel::run),
     ("verbs over packet sockets", verbs_over_packet_sockets),
     ("transfers with TENT", transfers_with_tent),
     ("tests", tests),
