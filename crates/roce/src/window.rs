@@ -306,6 +306,9 @@ mod tests {
         window.acknowledged(40, Duration::ZERO);
         assert_eq!(window.size(), FIRST + 40, "slow start, when more than half is used");
         window.lost(100, true);
+        // What was in flight before is of other round trips.
+        window.rested();
+        window.rested();
         for _ in 0..1000 {
             window.sent(30);
             window.acknowledged(30, Duration::ZERO);
