@@ -242,20 +242,14 @@ fn transfers_with_tent() -> Result<()> {
     process::run(command.env("MC_USE_TENT", "1"))
 }
 
-/// Threads for each processor: how many of them a test takes, `.config/nextest.toml` says.
-const SHARES: usize = 4;
-
-/// Runs tests by the profile that says which of them let time pass, so that others run meanwhile. Nothing where
-/// cargo-nextest is not installed.
+/// Runs tests. Nothing where cargo-nextest is not installed.
 fn nextest() -> Option<Command> {
     if !process::succeeds(Command::new("cargo-nextest").args(["nextest", "--version"])) {
         eprintln!("xtask: cargo-nextest is not installed, so `cargo test` runs the tests");
         return None;
     }
-    let processors = thread::available_parallelism().map_or(1, usize::from);
     let mut command = process::cargo();
-    command.args(["nextest", "run", "--profile", "ci"]);
-    command.args(["--test-threads", &(SHARES * processors).to_string()]);
+    command.args(["nextest", "run"]);
     Some(command)
 }
 
