@@ -9,8 +9,8 @@
 //! before the link: a second on a link of 10 Mbit/s. What stands there delays everything else on the
 //! link, the acknowledgements of the other direction among it. So a delay is taken for what it is: it
 //! ends slow start (as in RFC 9406), a longer one ends growth, and takes back what has grown before, once a
-//! round trip and in proportion (as Swift, Kumar et al., SIGCOMM 2020). What was never used is no measure of the path, so only a window
-//! that is used grows (RFC 7661).
+//! round trip and in proportion (as Swift, Kumar et al., SIGCOMM 2020). What was never used is no measure
+//! of the path, so only a window that is used grows (RFC 7661).
 
 use core::time::Duration;
 
