@@ -39,6 +39,16 @@ const VALGRIND: Need =
 const ADDR2LINE: Need =
     Need { program: "addr2line", package: "binutils", reason: "says whose code an address is" };
 
+const MPIRUN: Need = Need {
+    program: "mpirun",
+    package: "openmpi-bin",
+    reason: "adds vectors up beside our collectives",
+};
+const MPICC: Need =
+    Need { program: "mpicc", package: "libopenmpi-dev", reason: "compiles programs for it" };
+const CHRT: Need =
+    Need { program: "chrt", package: "util-linux", reason: "has steps give way to others" };
+
 const MKE2FS: Need =
     Need { program: "mke2fs", package: "e2fsprogs", reason: "makes a file system for a guest" };
 
@@ -113,6 +123,7 @@ pub(crate) const FOR_TESTS: &[Need] = &[
     PYTHON,
     OBJDUMP,
     OPENSSL,
+    CHRT,
 ];
 
 /// Arguments with which programs succeed only where all of their package is there. Debian has `python3.11` without what
@@ -133,6 +144,9 @@ pub(crate) const FOR_POWER_CUT: &[Need] = &[MKE2FS];
 
 /// What `cargo xtask package` needs.
 pub(crate) const FOR_PACKAGE: &[Need] = &[DPKG];
+
+/// What `cargo xtask lab bench-collectives` needs.
+pub(crate) const FOR_MPI: &[Need] = &[MPIRUN, MPICC, GCC];
 
 /// What `cargo xtask profile` needs.
 pub(crate) const FOR_PROFILE: &[Need] = &[PERF, ADDR2LINE];

@@ -70,6 +70,8 @@ usage: cargo xtask TASK
       bench              what several links give together, and what a cut costs
       bench-policies     what classic and TENT make of links of unlike rates, of one that changes, and of small
                          requests beside a stream
+      bench-collectives  AllReduce beside Open MPI, which it installs, over links of 100 Mbit/s
+        --loopback         on this machine alone
         --runs N           rounds (3)
         --no-cuts          only rates, and small requests
         --mixed            only small requests

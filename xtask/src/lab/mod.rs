@@ -4,6 +4,7 @@
 //! other commands find it by a record in its folder, which is gone when the lab is.
 
 mod bench;
+mod collectives;
 mod cuts;
 mod figures;
 mod mixed;
@@ -39,6 +40,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         Task::Status => status(&labs().read(name)?.lab),
         Task::Bench(rows) => bench::run(rows),
         Task::BenchPolicies(rows) => policies::run(rows),
+        Task::BenchCollectives(rows) => collectives::run(rows),
     }
 }
 

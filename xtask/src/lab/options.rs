@@ -24,6 +24,7 @@ pub(super) enum Task {
     Status,
     Bench(BenchOptions),
     BenchPolicies(BenchOptions),
+    BenchCollectives(BenchOptions),
 }
 
 /// What is measured.
@@ -35,13 +36,16 @@ pub(super) struct BenchOptions {
     pub(super) cuts: bool,
     /// Nothing but small requests beside a stream.
     pub(super) only_mixed: bool,
+    /// On this machine alone, without links.
+    pub(super) loopback: bool,
     pub(super) json: bool,
 }
 
 impl Options {
     pub(crate) fn parse(arguments: &[String]) -> Result<Self> {
         let mut name = "lab".to_owned();
-        let mut bench = BenchOptions { runs: 3, cuts: true, only_mixed: false, json: false };
+        let mut bench =
+            BenchOptions { runs: 3, cuts: true, only_mixed: false, loopback: false, json: false };
         let mut how = Cut::Down;
         let mut words: Vec<&str> = Vec::new();
         let mut command = None;
@@ -55,6 +59,7 @@ impl Options {
                 "--runs" => bench.runs = value()?.parse().context("--runs")?,
                 "--no-cuts" => bench.cuts = false,
                 "--mixed" => bench.only_mixed = true,
+                "--loopback" => bench.loopback = true,
                 "--json" => bench.json = true,
                 "--" => {
                     command = Some(rest.by_ref().cloned().collect::<Vec<_>>());
@@ -68,6 +73,12 @@ impl Options {
             (["hold", file], None) => Task::Hold(file.into()),
             (["down"], None) => Task::Down,
             (["status"], None) => Task::Status,
+            (["bench-collectives"], None) if bench.runs > 0 && !bench.only_mixed && bench.cuts => {
+                Task::BenchCollectives(bench)
+            }
+            (["bench" | "bench-policies", ..], _) if bench.loopback => {
+                bail!("lab {}: --loopback is for bench-collectives", arguments.join(" "))
+            }
             (["bench"], None) if bench.runs > 0 && !bench.only_mixed => Task::Bench(bench),
             (["bench-policies"], None) if bench.runs > 0 => Task::BenchPolicies(bench),
             (["exec", host], Some(command)) if !command.is_empty() => {
@@ -133,7 +144,13 @@ mod tests {
             (
                 "bench --runs 5 --no-cuts",
                 "lab",
-                Task::Bench(BenchOptions { runs: 5, cuts: false, only_mixed: false, json: false }),
+                Task::Bench(BenchOptions {
+                    runs: 5,
+                    cuts: false,
+                    only_mixed: false,
+                    loopback: false,
+                    json: false,
+                }),
             ),
             (
                 "bench-policies --mixed --json",
@@ -142,6 +159,7 @@ mod tests {
                     runs: 3,
                     cuts: true,
                     only_mixed: true,
+                    loopback: false,
                     json: true,
                 }),
             ),
@@ -163,6 +181,8 @@ mod tests {
             "exec -- ls",
             "bench --runs 0",
             "bench --mixed",
+            "bench --loopback",
+            "bench-collectives --no-cuts",
             "down --name",
             "status --fast",
         ] {
