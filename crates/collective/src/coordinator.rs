@@ -24,7 +24,7 @@ use millstream_inc::protocol::{
 use millstream_net::token::{
     MESSAGE_LIMIT, Purpose, Responder, Said, Token, TokenError, draw_nonce,
 };
-use millstream_net::{PollSet, Sleeper};
+use millstream_net::{PollSet, Sleeper, ends_between_forks};
 use millstream_verbs::{Device, Waiters};
 
 use crate::LONGEST;
@@ -135,7 +135,7 @@ impl Coordinator {
         let stop = Arc::new(Stop::default());
         let stopped = Arc::clone(&stop);
         let thread = thread::Builder::new().name("coordinator".to_owned());
-        let thread = thread.spawn(move || carrier.run(&stopped))?;
+        let thread = thread.spawn(ends_between_forks(move || carrier.run(&stopped)))?;
         Ok(Self { stop, thread: Some(thread) })
     }
 }

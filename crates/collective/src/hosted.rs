@@ -16,7 +16,7 @@ use millstream_inc::{
     Abort, CommunicatorSpec, CreateError, Created, ParentSpec, PreparedCommunicator, SwitchConfig,
     SwitchEvent, SwitchNode, packets_too_long,
 };
-use millstream_net::{Hook, OpenError, Opened, ProgressConfig, Shared, Worker};
+use millstream_net::{Hook, OpenError, Opened, ProgressConfig, Shared, Worker, ends_between_forks};
 use millstream_verbs::{Device, Driver, Mtu, Waiters};
 
 use crate::control::Sender;
@@ -264,6 +264,9 @@ impl HostedSwitch {
                 }
             }
         };
-        thread::Builder::new().name("switch events".to_owned()).spawn(tell).map(drop)
+        thread::Builder::new()
+            .name("switch events".to_owned())
+            .spawn(ends_between_forks(tell))
+            .map(drop)
     }
 }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use millstream_inc::controllers::Search;
 use millstream_inc::protocol::{FromController, Refusal, Resume, TermError, ToController};
+use millstream_net::ends_between_forks;
 
 use crate::CollectiveError;
 use crate::control::{ConnectError, ReceiveError, Receiver, Sender};
@@ -51,7 +52,7 @@ impl Watcher {
         let watch =
             Watch { way, sender: outgoing, receiver, stopped, search, resume, attempts, hosted };
         let thread = thread::Builder::new().name("controller".to_owned());
-        let thread = thread.spawn(move || watch.run())?;
+        let thread = thread.spawn(ends_between_forks(move || watch.run()))?;
         Ok(Self { sender, stop: Some(stop), thread: Some(thread) })
     }
 }

@@ -12,6 +12,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use millstream_net::ends_between_forks;
+
 /// How long the accepting thread rests after an error, such as having no file descriptor left.
 const ACCEPT_ERROR_PAUSE: Duration = Duration::from_millis(20);
 
@@ -91,7 +93,7 @@ impl Acceptor {
         });
         let acceptor = thread::Builder::new().name("accept".to_owned()).spawn({
             let (listener, shared) = (Arc::clone(&listener), Arc::clone(&shared));
-            move || accept_loop(&listener, &shared)
+            ends_between_forks(move || accept_loop(&listener, &shared))
         })?;
         Ok(Self { address: listener.local_addr()?, listener, shared, acceptor: Some(acceptor) })
     }

@@ -12,7 +12,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use millstream_net::forks;
+use millstream_net::{ends_between_forks, forks};
 
 /// How long an answer is used again.
 const KEPT: Duration = Duration::from_secs(30);
@@ -245,7 +245,9 @@ impl Shared {
 
     fn start_thread(self: &Arc<Self>) -> io::Result<()> {
         let shared = Arc::clone(self);
-        thread::Builder::new().name("resolve".to_owned()).spawn(move || shared.work())?;
+        thread::Builder::new()
+            .name("resolve".to_owned())
+            .spawn(ends_between_forks(move || shared.work()))?;
         Ok(())
     }
 

@@ -49,8 +49,7 @@ pub(crate) fn looking_up<R>(look: impl FnOnce() -> R) -> R {
     impl Drop for Counted {
         fn drop(&mut self) {
             // Whoever is forked off by the lookup itself has none under way.
-            let less = |count: usize| count.checked_sub(1);
-            let _ = LOOKUPS.fetch_update(Ordering::AcqRel, Ordering::Relaxed, less);
+            less(&LOOKUPS);
         }
     }
     let held = Held::lock();
@@ -60,9 +59,52 @@ pub(crate) fn looking_up<R>(look: impl FnOnce() -> R) -> R {
     look()
 }
 
-fn wait_for(lookups: &AtomicUsize, mut pause: impl FnMut()) {
-    for _ in 0..LOOKS {
-        if lookups.load(Ordering::Acquire) == 0 {
+/// Threads that end. The standard library takes a lock of its own then, after all that the thread was started for: a
+/// process that is forked off meanwhile finds it taken for ever, and no thread of it can end any more.
+static ENDING: AtomicUsize = AtomicUsize::new(0);
+
+/// So often a fork looks whether they have ended. They wait for nothing but a processor.
+const LOOKS_FOR_ENDS: usize = 10_000;
+
+/// What a thread is to do, so that it ends before or after a process is forked off, and not meanwhile. Every thread of a
+/// library is started with that.
+pub fn ends_between_forks<R>(work: impl FnOnce() -> R) -> impl FnOnce() -> R {
+    struct Ends;
+    impl Drop for Ends {
+        fn drop(&mut self) {
+            let held = Held::lock();
+            ENDING.fetch_add(1, Ordering::AcqRel);
+            // The C library ends it after all that the standard library does at the end of a thread.
+            if ENDED.try_with(|_| {}).is_err() {
+                less(&ENDING);
+            }
+            drop(held);
+        }
+    }
+    struct Ended;
+    impl Drop for Ended {
+        fn drop(&mut self) {
+            less(&ENDING);
+        }
+    }
+    thread_local! {
+        static ENDED: Ended = const { Ended };
+    }
+    move || {
+        let _ends = Ends;
+        work()
+    }
+}
+
+/// One less, where whoever is counted was not left behind by a fork.
+fn less(count: &AtomicUsize) {
+    let _ = count.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |count| count.checked_sub(1));
+}
+
+/// Waits until there are none, and looks so often at the most.
+fn wait_for(count: &AtomicUsize, looks: usize, mut pause: impl FnMut()) {
+    for _ in 0..looks {
+        if count.load(Ordering::Acquire) == 0 {
             return;
         }
         pause();
@@ -93,7 +135,9 @@ fn lock() {
 
 extern "C" fn before() {
     lock();
-    wait_for(&LOOKUPS, || thread::sleep(Duration::from_millis(1)));
+    let pause = || thread::sleep(Duration::from_millis(1));
+    wait_for(&LOOKUPS, LOOKS, pause);
+    wait_for(&ENDING, LOOKS_FOR_ENDS, pause);
 }
 
 extern "C" fn after() {
@@ -104,18 +148,21 @@ extern "C" fn after() {
 extern "C" fn in_child() {
     // Those who were at it are not here.
     LOOKUPS.store(0, Ordering::Release);
+    ENDING.store(0, Ordering::Release);
     after();
     FORKS.fetch_add(1, Ordering::Relaxed);
 }
 
 #[cfg(all(test, not(millstream_loom)))]
 mod tests {
+    use std::sync::mpsc;
+
     use super::*;
 
     #[test]
     fn who_forks_waits_for_lookups_that_end_and_not_for_ever_for_others() {
         let (lookups, mut pauses) = (AtomicUsize::new(2), 0);
-        wait_for(&lookups, || {
+        wait_for(&lookups, LOOKS, || {
             pauses += 1;
             if pauses % 3 == 0 {
                 lookups.fetch_sub(1, Ordering::AcqRel);
@@ -123,7 +170,7 @@ mod tests {
         });
         assert_eq!((pauses, lookups.load(Ordering::Acquire)), (6, 0));
         let (lookups, mut pauses) = (AtomicUsize::new(1), 0);
-        wait_for(&lookups, || pauses += 1);
+        wait_for(&lookups, LOOKS, || pauses += 1);
         assert_eq!(pauses, LOOKS);
         // It is counted while it is under way, and by nobody who was forked off; and a fork waits for it.
         let start = std::time::Instant::now();
@@ -142,6 +189,56 @@ mod tests {
         // SAFETY: the status is there.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert_eq!(status, 0);
+    }
+
+    #[test]
+    fn who_forks_waits_for_threads_that_end() {
+        /// What a thread returns that nobody waits for: dropped by that thread when its work is over.
+        struct Returned(mpsc::Sender<usize>);
+        impl Drop for Returned {
+            fn drop(&mut self) {
+                let _ = self.0.send(ENDING.load(Ordering::Acquire));
+            }
+        }
+        let ((tell, seen), (go, wait)) = (mpsc::channel(), mpsc::channel::<()>());
+        let work = move || wait.recv().map(|()| Returned(tell));
+        drop(thread::spawn(ends_between_forks(work)));
+        go.send(()).unwrap();
+        assert!(seen.recv().unwrap() > 0, "its end is counted");
+        wait_for(&ENDING, LOOKS_FOR_ENDS, || thread::sleep(Duration::from_millis(1)));
+        assert_eq!(ENDING.load(Ordering::Acquire), 0, "it has ended");
+
+        let (ended, told) = (AtomicBool::new(false), mpsc::channel());
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                forks();
+                ENDING.fetch_add(1, Ordering::AcqRel);
+                told.0.send(()).unwrap();
+                // Another thread forks by now, and does not come to its end.
+                // SAFETY: the mutex is initialized, and stays where it is.
+                while unsafe { libc::pthread_mutex_trylock(LOADING.0.get()) } == 0 {
+                    after();
+                    thread::yield_now();
+                }
+                for _ in 0..20 {
+                    assert!(!ended.load(Ordering::SeqCst), "a process was forked off meanwhile");
+                    thread::sleep(Duration::from_millis(1));
+                }
+                less(&ENDING);
+            });
+            told.1.recv().unwrap();
+            // SAFETY: the other process does no more than may be done there.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                // SAFETY: as above.
+                unsafe { libc::_exit(ENDING.load(Ordering::Acquire) as i32) };
+            }
+            ended.store(true, Ordering::SeqCst);
+            let mut status = -1;
+            // SAFETY: the status is there.
+            assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+            assert_eq!(status, 0);
+        });
     }
 
     #[test]

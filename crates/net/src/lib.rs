@@ -67,7 +67,7 @@ mod wake;
 pub use clock::now;
 pub use counters::DriverCounters;
 pub use driver::{Driver, UnknownDriver};
-pub use forks::forks;
+pub use forks::{ends_between_forks, forks};
 #[cfg(not(millstream_loom))]
 pub use names::lookup;
 #[cfg(not(millstream_loom))]

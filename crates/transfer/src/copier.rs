@@ -14,6 +14,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Instant;
 use std::{io, iter};
 
+use millstream_net::ends_between_forks;
 use millstream_net::guarded::Caching;
 use millstream_net::shared_memory::{Key, Peer};
 
@@ -694,7 +695,7 @@ impl Shared {
         if state.idle == 0 && state.threads.len() < threads() {
             let shared = Arc::clone(self);
             let thread = thread::Builder::new().name("copy".to_owned());
-            state.threads.push(thread.spawn(move || shared.work())?);
+            state.threads.push(thread.spawn(ends_between_forks(move || shared.work()))?);
         }
         Ok(())
     }

@@ -8,6 +8,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 use std::{mem, thread};
 
+use millstream_net::ends_between_forks;
+
 use crate::TransferState;
 use crate::fail_over::Leaving;
 use crate::segment::OpenSegment;
@@ -52,7 +54,9 @@ impl Departures {
         if watches {
             let segment = Arc::clone(segment);
             let watch = move || segment.departures.watch();
-            let started = thread::Builder::new().name("fail-over".to_owned()).spawn(watch);
+            let started = thread::Builder::new()
+                .name("fail-over".to_owned())
+                .spawn(ends_between_forks(watch));
             if let Err(error) = started {
                 tracing::warn!(%error, "deadlines wait until a peer has answered");
                 own.lock().watched = false;

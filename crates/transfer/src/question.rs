@@ -10,6 +10,7 @@ use std::time::Duration;
 use millstream_metadata::{
     CallError, CallErrorKind, Frame, FrameType, HandShakeDesc, HostPort, SegmentDesc,
 };
+use millstream_net::ends_between_forks;
 
 use crate::calls::Calls;
 use crate::engine::Inner;
@@ -77,7 +78,8 @@ impl Inner {
             return ask();
         }
         // A metadata server may take its time to say where that is. Without a thread `done` is dropped.
-        let started = thread::Builder::new().name("fail-over".to_owned()).spawn(ask);
+        let started =
+            thread::Builder::new().name("fail-over".to_owned()).spawn(ends_between_forks(ask));
         if let Err(error) = started {
             tracing::warn!(%error, "a peer is not asked");
         }

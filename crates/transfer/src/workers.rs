@@ -5,6 +5,8 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
+use millstream_net::ends_between_forks;
+
 pub(crate) type Job = Box<dyn FnOnce() + Send>;
 
 /// A pool of threads. Dropping it does the jobs that are queued and waits for them.
@@ -43,7 +45,7 @@ impl Workers {
         if state.idle <= state.queue.len() && state.threads.len() < self.limit {
             let shared = Arc::clone(&self.shared);
             let thread = thread::Builder::new().name("rdma-work".to_owned());
-            match thread.spawn(move || shared.work()) {
+            match thread.spawn(ends_between_forks(move || shared.work())) {
                 Ok(thread) => state.threads.push(thread),
                 Err(error) if state.threads.is_empty() => {
                     tracing::error!(%error, "cannot start a thread to connect to peers");

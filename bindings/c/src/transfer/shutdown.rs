@@ -6,7 +6,7 @@ use std::os::fd::{IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use std::{mem, ptr, thread};
 
-use millstream_net::forks;
+use millstream_net::{ends_between_forks, forks};
 
 use super::engine::{self, Call};
 use super::layout::EnginePointer;
@@ -54,7 +54,9 @@ fn install(first: bool) -> std::io::Result<()> {
     // SAFETY: a plain call.
     PROCESS.store(unsafe { libc::getpid() }, Ordering::Release);
     PIPE.store(OwnedFd::from(writer).into_raw_fd(), Ordering::Release);
-    thread::Builder::new().name("graceful-shutdown".to_owned()).spawn(move || end_at(reader))?;
+    thread::Builder::new()
+        .name("graceful-shutdown".to_owned())
+        .spawn(ends_between_forks(move || end_at(reader)))?;
     for signal in SIGNALS {
         // SAFETY: zero is a `sigaction` without a handler, and the handler does only what one may.
         unsafe {

@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 use std::{io, mem, thread};
 
 use millstream_inc::CollectiveCall;
+use millstream_net::ends_between_forks;
 
 use crate::control::Sender;
 use crate::engine::{Engine, MAX_STARTED};
@@ -83,7 +84,9 @@ impl Failover {
         let (state, changed) = (Mutex::new(state), Condvar::new());
         let failover = Arc::new(Self { config: config.clone(), domains, state, changed });
         let watch = Arc::clone(&failover);
-        thread::Builder::new().name("failover".to_owned()).spawn(move || watch.run())?;
+        thread::Builder::new()
+            .name("failover".to_owned())
+            .spawn(ends_between_forks(move || watch.run()))?;
         Ok(failover)
     }
 

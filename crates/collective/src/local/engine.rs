@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use millstream_inc::protocol::{AbortReason, shortened};
 use millstream_inc::{Collective, CollectiveCall, Kernel};
+use millstream_net::ends_between_forks;
 use millstream_net::shared_memory::MemberProcesses;
 
 use super::area::Area;
@@ -172,7 +173,7 @@ impl LocalEngine {
         if unattended && !state.attended {
             let engine = Arc::clone(self);
             let thread = thread::Builder::new().name("collectives".to_owned());
-            let attended = thread.spawn(move || engine.attend());
+            let attended = thread.spawn(ends_between_forks(move || engine.attend()));
             attended.map_err(|error| CollectiveError::Device(format!("no thread: {error}")))?;
             state.attended = true;
         }

@@ -14,6 +14,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use millstream_net::ends_between_forks;
+
 use mio::Waker;
 
 use self::event_loop::EventLoop;
@@ -146,8 +148,9 @@ impl Caller {
 
     fn start(&self) -> io::Result<Running> {
         let (event_loop, waker) = EventLoop::new(Arc::clone(&self.shared))?;
-        let handle =
-            thread::Builder::new().name("calls".to_owned()).spawn(move || event_loop.run())?;
+        let handle = thread::Builder::new()
+            .name("calls".to_owned())
+            .spawn(ends_between_forks(move || event_loop.run()))?;
         Ok(Running { waker, handle })
     }
 }

@@ -18,6 +18,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use millstream_net::ends_between_forks;
+
 use self::names::Names;
 use self::own::{Entry, Kind, Own};
 use crate::{
@@ -111,7 +113,7 @@ impl<K: KeyValue> KeyValueStore<K> {
         if keeper.is_none() {
             let shared = Arc::clone(&self.shared);
             let builder = thread::Builder::new().name("metadata".to_owned());
-            let started = builder.spawn(move || keeper::run(&shared));
+            let started = builder.spawn(ends_between_forks(move || keeper::run(&shared)));
             *keeper = Some(started.map_err(|error| {
                 let what = format!("no thread can be started to look after entries: {error}");
                 self.shared.error("", KeyValueErrorKind::Unreachable(what))

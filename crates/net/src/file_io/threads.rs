@@ -7,6 +7,7 @@ use std::thread::{self, JoinHandle};
 
 use super::progress::advance;
 use super::{FileOperation, Job, JobQueue};
+use crate::ends_between_forks;
 
 /// So many operations are under way at a time.
 const THREADS: usize = 4;
@@ -17,7 +18,10 @@ pub(super) fn start<T: Send + 'static>(
     let mut threads = Vec::with_capacity(THREADS);
     for _ in 0..THREADS {
         let shared = Arc::clone(queue);
-        match thread::Builder::new().name("file".to_owned()).spawn(move || work(&shared)) {
+        match thread::Builder::new()
+            .name("file".to_owned())
+            .spawn(ends_between_forks(move || work(&shared)))
+        {
             Ok(thread) => threads.push(thread),
             // Fewer do it as well.
             Err(error) if threads.is_empty() => return Err(error),

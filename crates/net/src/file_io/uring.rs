@@ -11,6 +11,7 @@ use io_uring::{IoUring, Probe, opcode, squeue, types};
 use super::progress::advance;
 use super::{FileOperation, Job, JobQueue};
 use crate::descriptors::EventDescriptor;
+use crate::ends_between_forks;
 
 /// So many operations are under way at a time.
 const DEPTH: usize = 64;
@@ -33,7 +34,7 @@ pub(super) fn start<T: Send + 'static>(queue: &Arc<JobQueue<T>>) -> io::Result<J
         let _ = told.send(Ok(()));
         Worker { ring, queue: &shared, slots: Slots::new(), watching: false }.work();
     };
-    let thread = thread::Builder::new().name("file".to_owned()).spawn(work)?;
+    let thread = thread::Builder::new().name("file".to_owned()).spawn(ends_between_forks(work))?;
     let gone = |_| io::Error::other("its thread has ended");
     started.recv().map_err(gone)??;
     Ok(thread)

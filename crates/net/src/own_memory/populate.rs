@@ -5,6 +5,7 @@ use std::ptr;
 use std::thread;
 
 use super::page_length;
+use crate::ends_between_forks;
 
 /// So much is a thread's work at least.
 const SHARE: u64 = 16 << 20;
@@ -24,7 +25,9 @@ pub fn populate(address: u64, length: u64, threads: usize) -> io::Result<()> {
     thread::scope(|scope| {
         let work = |start| move || populate_share(start, share.min(end - start));
         let begin = |start| {
-            thread::Builder::new().name("populate".to_owned()).spawn_scoped(scope, work(start))
+            thread::Builder::new()
+                .name("populate".to_owned())
+                .spawn_scoped(scope, ends_between_forks(work(start)))
         };
         // The first is ours, and what has no thread, too.
         let others: Vec<_> = starts().skip(1).map(|start| (start, begin(start))).collect();

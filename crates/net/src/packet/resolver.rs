@@ -18,6 +18,7 @@ use socket2::Socket;
 use super::interface::Interface;
 use super::netlink::{Neighbour, Netlink, Notices};
 use super::table::{Answer, CAPACITY, Found, Table, Way};
+use crate::ends_between_forks;
 use crate::wake::Wake;
 
 /// However much changes, known peers are not asked for again sooner than this.
@@ -57,7 +58,7 @@ impl Resolver {
             warned: false,
         };
         let builder = thread::Builder::new().name("neighbours".to_owned());
-        let thread = builder.spawn(move || asker.run())?;
+        let thread = builder.spawn(ends_between_forks(move || asker.run()))?;
         Ok(Self { shared, thread: Some(thread) })
     }
 

@@ -22,6 +22,7 @@ use std::time::Duration;
 use millstream_roce::{Node, QueuePairNumbers};
 use millstream_wire::ROCE_PORT;
 
+use crate::ends_between_forks;
 use crate::{Driver, OpenError, SocketConfig};
 use driver::Doze;
 
@@ -159,7 +160,7 @@ impl<N: Node + Send + 'static> Progress<N> {
         let driven = Arc::clone(&shared);
         let thread = thread::Builder::new()
             .name(config.name)
-            .spawn(move || driver::run(&driven))
+            .spawn(ends_between_forks(move || driver::run(&driven)))
             .map_err(failed("starting a thread"))?;
         Ok(Self { shared, thread: Some(thread) })
     }

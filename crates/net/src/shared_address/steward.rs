@@ -7,6 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use super::{Group, admission};
+use crate::ends_between_forks;
 
 /// How long a killed owner's slot may keep taking datagrams for nobody, up to its receive buffer. While
 /// no other process is there, nothing has to be looked at.
@@ -57,7 +58,8 @@ impl Steward {
                 }
             }
         };
-        let thread = thread::Builder::new().name("steward".to_owned()).spawn(work)?;
+        let thread =
+            thread::Builder::new().name("steward".to_owned()).spawn(ends_between_forks(work))?;
         Ok(Self { stop: Some(stop), thread: Some(thread) })
     }
 }

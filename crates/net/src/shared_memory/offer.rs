@@ -20,6 +20,7 @@ use super::presence::Presence;
 use super::process::{Process, ProcessError, own_start_time};
 use super::table::{Entry, Key, Table};
 use crate::credentials::{Credentials, own_user};
+use crate::ends_between_forks;
 use crate::shared_address::descriptors;
 
 /// The most connections of peers that are let in at a time. A process may have several.
@@ -129,7 +130,7 @@ impl Offer {
         let (stop, stopped) = UnixStream::pair().map_err(failed("socketpair"))?;
         let thread = thread::Builder::new().name("shm".to_owned()).spawn({
             let shared = Arc::clone(&shared);
-            move || shared.serve(&listener, &stopped)
+            ends_between_forks(move || shared.serve(&listener, &stopped))
         });
         let thread = thread.map_err(failed("starting a thread"))?;
         Ok(Self { shared, socket, stop: Some(stop), thread: Some(thread) })

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use std::{io, mem};
 
 use millstream_metadata::{Gate, HostPort, PeerTls, Purpose, TlsSession, Token, prove};
-use millstream_net::lookup;
 use millstream_net::stream::Readiness;
+use millstream_net::{ends_between_forks, lookup};
 
 use super::flow::{Entry, Part, stuck};
 use super::protocol::{Hello, Outcome, Request};
@@ -235,7 +235,7 @@ impl Shared {
         let receiver = {
             let (shared, wire) = (Arc::clone(self), Arc::clone(wire));
             let thread = thread::Builder::new().name("file replies".to_owned());
-            thread.spawn(move || shared.receive(&wire))
+            thread.spawn(ends_between_forks(move || shared.receive(&wire)))
         };
         let receiver = match receiver {
             Ok(receiver) => receiver,

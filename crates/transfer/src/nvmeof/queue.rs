@@ -5,6 +5,8 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 use std::{io, mem};
 
+use millstream_net::ends_between_forks;
+
 use super::flow::{Entry, Flow};
 use crate::FailureReason;
 
@@ -64,7 +66,7 @@ impl<X> Queue<X> {
             return entry.fail(&FailureReason::ShutDown);
         }
         if state.thread.is_none() {
-            match thread::Builder::new().name(name.to_owned()).spawn(work) {
+            match thread::Builder::new().name(name.to_owned()).spawn(ends_between_forks(work)) {
                 Ok(thread) => state.thread = Some(thread),
                 Err(error) => {
                     drop(state);

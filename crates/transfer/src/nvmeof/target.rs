@@ -13,6 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use millstream_metadata::{Acceptor, AcceptorConfig, Connection as Accepted, Gate};
+use millstream_net::ends_between_forks;
 use millstream_net::file_io::AlignedBuffer;
 use socket2::SockRef;
 
@@ -319,7 +320,7 @@ fn serve(accepted: &Accepted, files: &Files, disk: &Disk, gate: Option<&Gate>) -
     });
     let replying = Arc::clone(&connection);
     let replier = thread::Builder::new().name("file replies".to_owned());
-    let replier = replier.spawn(move || replying.reply())?;
+    let replier = replier.spawn(ends_between_forks(move || replying.reply()))?;
     let ended = Reader::new(accepted, &connection, files, disk).read();
     match ended {
         // The initiator has closed, or is to make room: what it asked for before is answered.

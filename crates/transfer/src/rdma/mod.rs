@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 use millstream_metadata::{
     DEFAULT_CALL_LIMIT, DeviceDesc, Gid, HandShakeDesc, NicPath, SegmentDesc,
 };
-use millstream_net::file_table;
+use millstream_net::{ends_between_forks, file_table};
 use millstream_topology::{Address, Priorities, PriorityMatrix, reachable_pairs};
 use millstream_transfer_core::{
     Access as RailAccess, Affinity, AnyPolicy, Classic, Flow, MAX_RAILS, Order, Priority, RailId,
@@ -163,7 +163,7 @@ impl RdmaTransport {
         let (locations, priorities) = nics::priorities(&matrix, &names);
         let asking = thread::Builder::new().name("rdma-keep-alive".to_owned()).spawn({
             let accepted = Arc::clone(&accepted);
-            move || accepted.keep_asking()
+            ends_between_forks(move || accepted.keep_asking())
         });
         let asking = asking.map_err(InstallError::Thread)?;
         let clock = Clock::start();

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::thread;
 
+use millstream_net::ends_between_forks;
 use millstream_net::own_memory::{page_length, populate};
 use millstream_verbs::{Access, MemoryRegion, Provider};
 
@@ -85,7 +86,7 @@ fn at_once<D: Sync, R: Send>(
     thread::scope(|scope| {
         let begin = |device| {
             let thread = thread::Builder::new().name("register".to_owned());
-            thread.spawn_scoped(scope, move || one(device))
+            thread.spawn_scoped(scope, ends_between_forks(move || one(device)))
         };
         let threads: Vec<_> = devices.iter().map(|device| (device, begin(device))).collect();
         let end = |(device, thread): (_, std::io::Result<thread::ScopedJoinHandle<'_, _>>)| {

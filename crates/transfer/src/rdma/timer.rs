@@ -5,6 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use millstream_net::ends_between_forks;
 use millstream_transfer_core::Instant;
 
 use super::peer::Peer;
@@ -71,7 +72,7 @@ impl Timer {
         });
         let own = Arc::clone(&timer);
         let thread = thread::Builder::new().name("rdma-timer".to_owned());
-        let thread = thread.spawn(move || own.run())?;
+        let thread = thread.spawn(ends_between_forks(move || own.run()))?;
         timer.lock().thread = Some(thread);
         Ok(timer)
     }

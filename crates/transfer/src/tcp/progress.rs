@@ -11,7 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use millstream_net::{PollSet, Sleeper, Waiters};
+use millstream_net::{PollSet, Sleeper, Waiters, ends_between_forks};
 
 use super::busy_poll::{BusyPoll, Polling, Wait};
 use super::ended::Ended;
@@ -163,7 +163,7 @@ impl Progress {
             let progress = Arc::clone(self);
             let thread = thread::Builder::new().name("tcp".to_owned());
             // Without it, who waits does all.
-            own.thread = thread.spawn(move || progress.run()).ok();
+            own.thread = thread.spawn(ends_between_forks(move || progress.run())).ok();
         } else if own.asleep {
             own.asleep = false;
             self.changed.notify_all();

@@ -9,6 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use millstream_net::ends_between_forks;
 use millstream_roce::{AsyncEvent, Completion, SharedReceiveQueueId};
 
 use super::completion_queue::{CompletionQueue, HANDLER_BATCH};
@@ -277,7 +278,8 @@ impl Events {
             waking: AtomicBool::new(false),
         });
         let listener = Listener { context, channel, registry: Arc::clone(&registry), woken };
-        let thread = thread::Builder::new().name(name).spawn(move || listener.run())?;
+        let thread =
+            thread::Builder::new().name(name).spawn(ends_between_forks(move || listener.run()))?;
         Ok((Self { registry: Arc::clone(&registry), thread: Some(thread) }, registry))
     }
 }
