@@ -13,7 +13,7 @@ use crate::slicing::Slicing;
 use crate::task::{TaskHandle, Tasks};
 use crate::tcp::Progress;
 use crate::transport::Run;
-use crate::{BatchError, FreeError, TransferStatus};
+use crate::{BatchError, BatchStatus, FreeError, TransferState, TransferStatus};
 
 /// The most tasks in a batch.
 const MAX_CAPACITY: usize = 1 << 20;
@@ -104,6 +104,28 @@ impl Batch {
 
     pub(crate) fn statuses(&self) -> impl Iterator<Item = TransferStatus> {
         (0..self.len()).map(|index| self.shared.tasks.get(index).status())
+    }
+
+    /// How all tasks stand together, without a status for each.
+    pub(crate) fn status_of_all(&self) -> BatchStatus {
+        let (mut over, mut transferred_bytes, mut first) = (true, 0_u64, None);
+        for index in 0..self.len() {
+            let task = self.shared.tasks.get(index);
+            let state = task.state();
+            // After the state: of a task that is over it is final.
+            transferred_bytes = transferred_bytes.saturating_add(task.transferred());
+            if state != TransferState::Completed {
+                over &= state.is_final();
+                first = first.or(Some((index, state)));
+            }
+        }
+        let state = match first {
+            None => TransferState::Completed,
+            Some((_, state)) if over => state,
+            Some(_) => TransferState::Pending,
+        };
+        let first_incomplete = first.map(|(index, _)| index);
+        BatchStatus { state, transferred_bytes, first_incomplete }
     }
 
     pub(crate) fn task(&self, index: usize) -> Result<TaskHandle, BatchError> {
@@ -212,7 +234,7 @@ mod tests {
     use crate::transport::EndTask;
     use crate::{
         FailureReason, Opcode, Pieces, PiecesRequest, SegmentId, TransferError, TransferPiece,
-        TransferRequest, TransferState,
+        TransferRequest,
     };
 
     const SECOND: Duration = Duration::from_secs(1);
@@ -257,6 +279,38 @@ mod tests {
         assert_eq!((status().state, status().transferred_bytes), (TransferState::Completed, 3000));
         assert!(batch.wait(Duration::ZERO, &[]));
         assert!(batch.free().is_ok());
+    }
+
+    #[test]
+    fn a_batch_is_completed_when_all_its_tasks_are_and_names_the_first_that_is_not() {
+        let (batch, first) = batch(1024);
+        let request = TransferRequest {
+            opcode: Opcode::Read,
+            source: 10_000,
+            target: SegmentId::LOCAL,
+            target_offset: 90_000,
+            length: 2048,
+        };
+        batch.shared.tasks.get(1).start(&request, &batch.shared.slicing, None);
+        batch.shared.added(1);
+        let second = batch.task(1).unwrap();
+        let status = || {
+            let BatchStatus { state, transferred_bytes, first_incomplete } = batch.status_of_all();
+            (state, transferred_bytes, first_incomplete)
+        };
+        assert_eq!(status(), (TransferState::Pending, 0, Some(0)));
+        first.claim().unwrap();
+        first.done(1024);
+        second.claim().unwrap();
+        second.done(1024);
+        assert_eq!(status(), (TransferState::Pending, 2048, Some(1)));
+        second.cancel();
+        assert_eq!(status(), (TransferState::Canceled, 2048, Some(1)));
+        let (batch, task) = self::batch(1024);
+        task.claim().unwrap();
+        task.done(1024);
+        let all = batch.status_of_all();
+        assert_eq!((all.state, all.first_incomplete), (TransferState::Completed, None));
     }
 
     #[test]

@@ -35,11 +35,11 @@ use crate::tcp::relay::RelayTransport;
 use crate::tcp::{self, TcpTransport};
 use crate::transport::Transport;
 use crate::{
-    ANY_LOCATION, Batch, BatchError, Buffer, Capabilities, Config, FileError, FileOptions,
-    FreeError, InstallError, NewError, Notification, NotifyError, NvmeofConfig, PathReport,
-    PiecesRequest, Policy, PolicyFile, RdmaConfig, RegisterError, Segment, SegmentError, SegmentId,
-    SubmitAndWaitError, SubmitError, SubmitNewError, SubmitOptions, TcpConfig, TransferRequest,
-    TransferState, TransferStatus,
+    ANY_LOCATION, Batch, BatchError, BatchStatus, Buffer, Capabilities, Config, FileError,
+    FileOptions, FreeError, InstallError, NewError, Notification, NotifyError, NvmeofConfig,
+    PathReport, PiecesRequest, Policy, PolicyFile, RdmaConfig, RegisterError, Segment,
+    SegmentError, SegmentId, SubmitAndWaitError, SubmitError, SubmitNewError, SubmitOptions,
+    TcpConfig, TransferRequest, TransferState, TransferStatus,
 };
 
 /// A transfer engine. Dropping it ends its transfers, closes its connections, and unregisters its
@@ -514,6 +514,15 @@ impl TransferEngine {
         batch.statuses().collect()
     }
 
+    /// How all tasks of the batch stand together. Makes progress while one is unfinished. Takes a part of the
+    /// time of [`TransferEngine::statuses`], and allocates nothing.
+    pub fn batch_status(&self, batch: &Batch) -> BatchStatus {
+        if !batch.is_finished() {
+            self.inner.progress();
+        }
+        batch.status_of_all()
+    }
+
     /// How all tasks of the batch have ended, and frees it; gives it back while one is unfinished. Makes
     /// progress then.
     pub fn take_statuses(&self, batch: Batch) -> Result<Vec<TransferStatus>, Batch> {
@@ -561,6 +570,10 @@ impl TransferEngine {
             while !self.wait(&batch, Duration::from_secs(60)) {
                 tracing::warn!("still waiting for the last slices of canceled tasks");
             }
+        }
+        let all = batch.status_of_all();
+        if all.state == TransferState::Completed {
+            return Ok(all.transferred_bytes);
         }
         let mut transferred_bytes = 0;
         let mut canceled = false;

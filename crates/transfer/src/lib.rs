@@ -108,7 +108,7 @@ pub use settings::{
     FILE_VARIABLE, Origin, SettingState, Settings, SettingsError, Sources, listen_address,
     reference,
 };
-pub use status::{TransferState, TransferStatus};
+pub use status::{BatchStatus, TransferState, TransferStatus};
 pub use submit::SubmitOptions;
 pub use tcp::TcpConfig;
 pub use tcp::relay::{RelayConfig, RelayLimits};

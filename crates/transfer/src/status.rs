@@ -33,6 +33,18 @@ impl TransferState {
     }
 }
 
+/// How the tasks of a batch stand together.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct BatchStatus {
+    /// COMPLETED when all of them are; PENDING while one is not over; else the state of the first that has ended
+    /// otherwise.
+    pub state: TransferState,
+    /// At least so many bytes have arrived, of all of them.
+    pub transferred_bytes: u64,
+    /// The index of the first task that is not COMPLETED. [`crate::TransferEngine::status`] says why.
+    pub first_incomplete: Option<usize>,
+}
+
 /// The state of a task, and how far it is.
 #[derive(Clone, Debug)]
 pub struct TransferStatus {

@@ -254,7 +254,8 @@ impl<'a> TaskRef<'a> {
     }
 
     /// Bytes of it that have arrived at least, over whichever transport: the number does not shrink.
-    fn transferred(&self) -> u64 {
+    #[inline]
+    pub(crate) fn transferred(&self) -> u64 {
         // First: who sees the zero that a move has left sees the move, too.
         let transferred = self.transferred.load(Ordering::Acquire);
         if self.transport.load(Ordering::Relaxed) & MOVED == 0 {
@@ -299,15 +300,20 @@ impl<'a> TaskRef<'a> {
         self.slices.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn status(&self) -> TransferStatus {
-        let state = match self.state.load(Ordering::Acquire) {
+    #[inline]
+    pub(crate) fn state(&self) -> TransferState {
+        match self.state.load(Ordering::Acquire) {
             3 => TransferState::Canceled,
             4 => TransferState::Completed,
             5 => TransferState::Timeout,
             6 => TransferState::Failed,
             _ if self.is_waiting() => TransferState::Waiting,
             _ => TransferState::Pending,
-        };
+        }
+    }
+
+    pub(crate) fn status(&self) -> TransferStatus {
+        let state = self.state();
         TransferStatus {
             state,
             transferred_bytes: self.transferred(),
