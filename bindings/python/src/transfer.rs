@@ -255,27 +255,23 @@ impl Transfer {
 
     /// The bytes moved, or the first request that failed.
     fn outcome(&self) -> PyResult<u64> {
-        let mut moved = 0;
-        for (index, status) in self.statuses()?.into_iter().enumerate() {
-            let failure = match (status.state, status.error) {
-                (TransferState::Completed, _) => {
-                    moved += status.transferred_bytes;
-                    continue;
-                }
-                (_, Some(error)) => Failure::from(error),
-                (TransferState::Timeout, None) => {
-                    Failure::new("TransferTimeoutError", ENDPOINT, "it ran out of time")
-                        .remedy("give more time, or look whether the peer is there")
-                }
-                (TransferState::Canceled, None) => {
-                    Failure::new("TransferError", ENDPOINT, "it was canceled")
-                }
-                _ => Failure::new("TransferError", ENDPOINT, "it is not over"),
-            };
-            let request = &self.requests[index];
-            return Err(failure.range(request.target_offset, request.length).into());
-        }
-        Ok(moved)
+        let engine = self.shared.engine()?;
+        let all = engine.batch_status(&self.submitted);
+        let Some(index) = all.first_incomplete else { return Ok(all.transferred_bytes) };
+        let status = engine.status(&self.submitted, index).map_err(Failure::from)?;
+        let failure = match (status.state, status.error) {
+            (_, Some(error)) => Failure::from(error),
+            (TransferState::Timeout, None) => {
+                Failure::new("TransferTimeoutError", ENDPOINT, "it ran out of time")
+                    .remedy("give more time, or look whether the peer is there")
+            }
+            (TransferState::Canceled, None) => {
+                Failure::new("TransferError", ENDPOINT, "it was canceled")
+            }
+            _ => Failure::new("TransferError", ENDPOINT, "it is not over"),
+        };
+        let request = &self.requests[index];
+        Err(failure.range(request.target_offset, request.length).into())
     }
 }
 
@@ -300,7 +296,7 @@ impl Transfer {
 
     /// Whether all is over, for good or bad.
     fn done(&self) -> PyResult<bool> {
-        Ok(self.statuses()?.iter().all(|status| status.state.is_final()))
+        Ok(self.shared.engine()?.batch_status(&self.submitted).state.is_final())
     }
 
     /// Ends what is not over; whether there was something.
