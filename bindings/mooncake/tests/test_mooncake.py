@@ -73,6 +73,13 @@ class BadCalls(unittest.TestCase):
             self.assertEqual(made.transfer_sync_write(own, here, at, 8), -1)
             self.assertEqual(made.transfer_sync_read(own, here, at, 8), -1)
 
+    def test_memory_that_cannot_be_written_is_not_registered(self):
+        made = engine()
+        memory = mmap.mmap(-1, 4096, prot=mmap.PROT_READ)
+        at = np.frombuffer(memory, np.uint8).ctypes.data
+        self.assertEqual(made.register_memory(at, 4096), -1)
+        self.assertEqual(made.batch_register_memory([at], [4096]), -1)
+
     def test_what_is_missing_says_what_to_do(self):
         made = engine()
         calls = [
