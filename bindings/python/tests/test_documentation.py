@@ -60,6 +60,22 @@ class Documentation(unittest.TestCase):
         self.assertEqual(set(programs()), {"target.py", "initiator.py", "batch.py", "error.py", "terms.py"})
 
 
+    def test_tests_that_it_names_are_there(self):
+        root = DOCUMENT.parents[1]
+        tests = {"bindings/python/tests/test_engine.py", "bindings/mooncake/tests/test_mooncake.py"}
+        classes = [node for file in tests for node in ast.parse((root / file).read_text()).body]
+        there = {
+            f"{node.name}.{part.name}"
+            for node in classes
+            if isinstance(node, ast.ClassDef)
+            for part in node.body
+            if isinstance(part, ast.FunctionDef)
+        }
+        named = set(re.findall(r"\b([A-Z]\w+\.test_\w+)`", DOCUMENT.read_text()))
+        self.assertGreater(len(named), 20)
+        self.assertEqual(named - there, set())
+
+
 class Stubs(unittest.TestCase):
     def test_the_native_module_has_what_its_stub_says_and_nothing_else(self):
         stub = ast.parse(pathlib.Path(native.__file__).with_name("_native.pyi").read_text())
