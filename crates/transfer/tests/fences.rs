@@ -81,7 +81,8 @@ impl Rail {
         assert!(devices::are_of_the_system() || peer != self.address);
         for step in [
             QueuePairAttributes {
-                access: Some(Access::REMOTE_READ),
+                // As engines have it: the target asks now and then whether somebody is there, by a WRITE.
+                access: Some(Access::REMOTE_READ | Access::REMOTE_WRITE),
                 ..state(QueuePairState::Initialized)
             },
             QueuePairAttributes {
