@@ -81,11 +81,16 @@ fn requests_go_on_over_tcp_behind_a_fence_and_come_back() {
     // What was kept back comes now, behind the fence.
     remote.write(0, &pattern(LENGTH, 3)).unwrap();
     assert!(relay.release() >= 8);
-    while done(initiator, read, &any).transport != Some("rdma") {
+    // One submission tries it, and then others follow. On a busy machine it may be given up once more.
+    let mut in_a_row = 0;
+    while in_a_row < 2 {
+        in_a_row = match done(initiator, read, &any).transport {
+            Some("rdma") => in_a_row + 1,
+            _ => 0,
+        };
         assert!(start.elapsed() < LONG, "it never comes back");
     }
     assert!(contents(&into, 0, LENGTH) == pattern(LENGTH, 3), "a late WRITE was written");
-    assert_eq!(done(initiator, read, &any).transport, Some("rdma"));
 }
 
 #[test]
