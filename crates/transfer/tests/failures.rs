@@ -480,7 +480,8 @@ fn the_nic_that_is_near_to_the_memory_is_taken() {
         });
         let asked = std::mem::take(&mut *ASKED.lock().unwrap());
         assert!(asked[0].ends_with(&names[near]), "{asked:?}");
-        assert!(asked[1].ends_with(&names[far]), "{asked:?}");
+        // The first may be asked again before, after 10 ms.
+        assert!(asked.iter().any(|asked| asked.ends_with(&names[far])), "{asked:?}");
     }
     std::fs::remove_dir_all(&folder).unwrap();
     let none = RdmaConfig { topology_file: Some(folder), ..RdmaConfig::new(&[address()]) };
