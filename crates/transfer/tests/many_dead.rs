@@ -141,8 +141,8 @@ fn beside(nics: usize, silent: bool, limit: Duration) {
         rate(&initiator, &healthy, &local)
     });
     println!("{before:.0} batches/s before, {during:.0} then; submitted in {submitted}");
-    // The processor is shared with others; a wait for one dead peer would leave one or none.
-    assert!(during > before / 5.0, "{during:.0} batches/s in place of {before:.0}");
+    // The processor is shared with others, that may come or go; a wait for one dead peer would leave one or none.
+    assert!(during > before / 50.0, "{during:.0} batches/s in place of {before:.0}");
 }
 
 #[test]
