@@ -27,7 +27,8 @@ pub struct Config {
     /// from then on a fence is waited for at a rail that was judged earlier.
     pub connection_silence: Duration,
     /// While other rails of the flow complete, one that is measured has failed after 8 round trips of
-    /// silence, or 4 times what it needs for what is in flight, but not before this.
+    /// silence, or 4 times what it needs for what is in flight, but not before this; and one on which slices have
+    /// completed regularly after 3 times what it needs, or 4 times its longest pause, but not before half of this.
     pub least_silence: Duration,
     /// How often the peer is asked to confirm a fence.
     pub fence_interval: Duration,

@@ -10,6 +10,12 @@ const SAMPLE: u64 = 2_000_000;
 /// The past counts for between one and two of these, in nanoseconds.
 const MEMORY: u64 = 5_000_000_000;
 
+/// Of how regularly slices complete counts what was for between one and two of these, in nanoseconds: how busy a machine
+/// is changes sooner than what a link carries.
+const REGULAR: u64 = 2_000_000_000;
+/// So many slices at least say how regularly they complete.
+const ENOUGH: u32 = 64;
+
 /// The most of the recent past: of the present epoch and of the one before.
 #[derive(Debug, Default)]
 struct Best {
@@ -32,6 +38,16 @@ struct RoundTrip {
     emptied_at: Option<Instant>,
 }
 
+/// The longest times in which nothing completed of what was in flight: of the present epoch, and of the one before if
+/// enough completed in it.
+#[derive(Debug, Default)]
+struct Silences {
+    epoch_start: Instant,
+    completed: u32,
+    present: u64,
+    past: Option<u64>,
+}
+
 /// Over so much time in which it had something to do is looked at what a rail carries now.
 const WINDOW: u64 = 8_000_000;
 /// What completes within so long was perhaps told in one go.
@@ -46,6 +62,7 @@ pub(crate) struct Measure {
     /// Bytes per second.
     rate: Best,
     round_trip: RoundTrip,
+    silences: Silences,
     present: Mark,
     cost: Cost,
     /// How long the slice took that completed last.
@@ -90,6 +107,24 @@ impl Best {
 
     fn get(&self) -> Option<u64> {
         self.past.into_iter().chain(self.present).max()
+    }
+}
+
+impl Silences {
+    /// Something has completed, after so many nanoseconds.
+    fn add(&mut self, now: Instant, nanos: u64) {
+        let age = now.nanos_since(self.epoch_start);
+        if age >= REGULAR {
+            let enough = age < 2 * REGULAR && self.completed >= ENOUGH;
+            let past = enough.then_some(self.present);
+            *self = Self { epoch_start: now, past, ..Self::default() };
+        }
+        self.completed = self.completed.saturating_add(1);
+        self.present = self.present.max(nanos);
+    }
+
+    fn longest(&self) -> Option<u64> {
+        self.past.map(|past| past.max(self.present))
     }
 }
 
@@ -216,6 +251,7 @@ impl Measure {
         let alone = posted.posted_at == posted_at && posted.bytes == self.present.bytes;
         self.round_trip.add(now, posted_at, alone, little);
         let before = self.present;
+        self.silences.add(now, now.nanos_since(posted_at.max(before.at)));
         if posted_at < before.at {
             // Mostly it was not held up.
             let held_up = (held_up - before.held_up).as_nanos() as u64;
@@ -240,6 +276,13 @@ impl Measure {
     pub(crate) fn forget(&mut self) {
         (self.rate, self.round_trip) = (Best::default(), RoundTrip::default());
         (self.cost, self.last) = (Cost::default(), Duration::ZERO);
+        self.silences = Silences::default();
+    }
+
+    /// The longest time of the last 2 to 4 s in which nothing completed of what was in flight; `None` where too little
+    /// did to say that.
+    pub(crate) fn longest_silence(&self) -> Option<Duration> {
+        self.silences.longest().map(Duration::from_nanos)
     }
 
     /// Bytes per second; `None` before anything was measured.

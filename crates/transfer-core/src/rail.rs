@@ -279,11 +279,30 @@ impl Rail {
         if self.spec.access == Access::Own {
             return Some(config.silence);
         }
-        let (rate, round_trip) = (self.peak_rate()?, self.smallest_round_trip()?);
-        let needed = u128::from(self.bytes) * 1_000_000_000 / u128::from(rate.max(1));
-        let needed = Duration::from_nanos(needed.min(u64::MAX.into()) as u64);
-        let patience = needed.saturating_mul(4).max(round_trip.saturating_mul(8));
+        let patience = self.needed()?.saturating_mul(4).max(self.eight_round_trips()?);
         Some(patience.max(config.least_silence).min(config.silence))
+    }
+
+    /// The same where slices have completed regularly on it: a pause that is several times as long as all of the
+    /// last seconds is none of a machine that is busy. It is as long as `patience` at most.
+    pub(crate) fn regular_patience(&self, config: &crate::Config) -> Option<Duration> {
+        if self.spec.access == Access::Own {
+            return None;
+        }
+        let longest = self.measure.longest_silence()?;
+        let patience = self.needed()?.saturating_mul(3).max(self.eight_round_trips()?);
+        let patience = patience.max(longest.saturating_mul(4)).max(config.least_silence / 2);
+        Some(patience.min(self.patience(config)?))
+    }
+
+    /// What it needs for what is in flight, at its peak rate.
+    fn needed(&self) -> Option<Duration> {
+        let needed = u128::from(self.bytes) * 1_000_000_000 / u128::from(self.peak_rate()?.max(1));
+        Some(Duration::from_nanos(needed.min(u64::MAX.into()) as u64))
+    }
+
+    fn eight_round_trips(&self) -> Option<Duration> {
+        Some(self.smallest_round_trip()?.saturating_mul(8))
     }
 
     pub(crate) fn completed(
@@ -481,6 +500,52 @@ mod tests {
         let mut far = self::rail();
         complete(&mut far, 0, 40, 1_000_000);
         assert_eq!(far.patience(&config), Some(Duration::from_millis(320)));
+    }
+
+    /// A slice of 500 kB each 5 ms, three in flight, with a pause of so many milliseconds before each hundredth.
+    fn regular(pause: u64, slices: u64) -> Rail {
+        let mut rail = rail();
+        let mut now = 0;
+        rail.measure.begin(at(0), Duration::ZERO);
+        let mut marks = vec![(0, rail.measure.mark()); 3];
+        for slice in 1..=slices {
+            now += if slice % 100 == 0 { pause } else { 5 };
+            let (posted, mark) = marks.remove(0);
+            rail.completed(at(now), (at(posted), mark), 500_000, Duration::ZERO);
+            marks.push((now, rail.measure.mark()));
+        }
+        rail
+    }
+
+    #[test]
+    fn where_slices_complete_regularly_less_patience_is_had() {
+        let config = Config::default();
+        let patience = |rail: &Rail| {
+            rail.regular_patience(&config).map(|patience| patience.as_millis() as u64)
+        };
+        // It is known after two seconds.
+        assert_eq!([399, 401].map(|slices| patience(&regular(5, slices))), [None, Some(50)]);
+        for (pause, expected) in [(12, 50), (13, 52), (24, 96), (26, 100), (90, 100)] {
+            assert_eq!(patience(&regular(pause, 1000)), Some(expected), "a pause of {pause} ms");
+        }
+        // Three times what it needs: at 100 MB/s.
+        let mut rail = regular(5, 1000);
+        for (bytes, expected) in [(1_500_000, 50), (2_000_000, 60), (10_000_000, 300)] {
+            rail.bytes = bytes;
+            assert_eq!(patience(&rail), Some(expected), "{bytes} in flight");
+        }
+        rail.was_silent();
+        assert_eq!(patience(&rail), None);
+        // After two idle seconds, or where little completes, nothing is known.
+        let mut rail = regular(5, 1000);
+        complete(&mut rail, 10_000, 10_001, 100);
+        assert_eq!(patience(&rail), None);
+        let mut rail = self::rail();
+        (1..100).for_each(|turn| complete(&mut rail, 40 * turn, 40 * turn + 1, 100));
+        assert_eq!(patience(&rail), None, "50 in two seconds");
+        let mut own = regular(5, 1000);
+        own.spec.access = Access::Own;
+        assert_eq!(patience(&own), None, "it copies by itself");
     }
 
     #[test]

@@ -50,9 +50,10 @@ impl<P: Policy> Flow<P> {
                     return;
                 }
                 let since = rail.silent_since();
-                let (patience, silent_at) = (self.patience(index), since + self.config.silence);
+                let (most, silent_at) = (self.patience(index), since + self.config.silence);
+                let patience = self.regular_patience(index).map_or(most, |it| it.min(most));
                 if since + patience > now {
-                    if self.is_overdue(now, index, patience) {
+                    if self.is_overdue(now, index, most) {
                         return self.break_silent(now, index, true);
                     }
                     // It may be measured meanwhile, and then have less.
@@ -139,6 +140,17 @@ impl<P: Policy> Flow<P> {
         let leniency = rail.leniency() << silences.min(8);
         let patience = known.map(|patience| patience.saturating_mul(leniency));
         patience.map_or(self.config.silence, |patience| patience.min(self.config.silence))
+    }
+
+    /// The same for a rail on which slices have completed regularly, if neither it nor its oldest slice has been
+    /// silent before.
+    fn regular_patience(&self, index: u16) -> Option<core::time::Duration> {
+        let rail = &self.rails[usize::from(index)];
+        let was_silent = |oldest| self.slices.at(oldest).silences > 0;
+        if rail.silences > 0 || rail.posted.first().is_some_and(was_silent) {
+            return None;
+        }
+        rail.regular_patience(&self.config)
     }
 
     /// Tests the other rails that have nothing in flight.

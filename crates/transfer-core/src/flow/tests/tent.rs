@@ -73,6 +73,22 @@ fn a_rail_that_is_cut_is_made_up_for_and_taken_again() {
     }
 }
 
+/// Not where all stood still for a moment in the seconds before: then it is given as long as on a busy machine.
+#[test]
+fn a_cut_after_slices_that_completed_regularly_is_found_within_80_ms() {
+    for (held_up, soon) in [(0, true), (40, false)] {
+        let mut copy = Copy::with(tent(), &LINKS);
+        copy.pass(at(4000));
+        copy.held_up_until = at(4000 + held_up);
+        copy.pass(at(5000));
+        copy.links[0].cut = true;
+        copy.pass(at(5080));
+        assert_eq!(copy.breaks == [RailId(0)], soon, "held up for {held_up} ms");
+        copy.pass(at(5300));
+        assert_eq!(copy.breaks[0], RailId(0));
+    }
+}
+
 #[test]
 fn what_is_told_late_is_no_slow_rail_for_long() {
     for millis in [20, 90, 1000] {
