@@ -52,14 +52,12 @@ pub(super) struct LowWater {
 }
 
 impl Connection {
-    /// Tells the socket how much of the answer to what is under way is waited for. `begins`: it was not sent yet.
+    /// Tells the socket how much of the answer to what is under way is waited for. `begins`: it was not sent yet. The status comes
+    /// before its data: who wakes up for it does so while the peer sends the data.
     pub(super) fn await_data(&mut self, begins: bool) {
         self.low_water.is_slow &= !begins;
         let front = self.under_way.front().filter(|_| !self.low_water.is_slow);
         let left = match (self.status, front) {
-            (Status::Awaited(_, count), Some(message)) if message.opcode == Some(Opcode::Read) => {
-                (STATUS_LENGTH - count) as u64 + message.pieces.left()
-            }
             (Status::Data, Some(message)) => message.pieces.left(),
             _ => 1,
         };
@@ -234,12 +232,15 @@ mod tests {
             connection.await_data(true);
             batches.push(batch);
         };
-        // All of a short one, with its status.
+        // The status of a short one, and then all of it.
         asks(&mut connection, Opcode::Read, 100);
         far.write_all(&original::Status::Done.emit()).unwrap();
-        arrived(&near, STATUS_LENGTH);
+        assert!(is_readable(&near, LONG));
+        connection.receive_old(&peer, Version::Two).map_err(|_| ()).unwrap();
+        far.write_all(&[7; 99]).unwrap();
+        arrived(&near, 99);
         assert!(!is_readable(&near, Duration::ZERO));
-        far.write_all(&[7; 100]).unwrap();
+        far.write_all(&[7]).unwrap();
         assert!(is_readable(&near, LONG));
         connection.receive_old(&peer, Version::Two).map_err(|_| ()).unwrap();
         assert!(connection.under_way.is_empty());
@@ -249,12 +250,16 @@ mod tests {
         assert!(is_readable(&near, LONG));
         connection.receive_old(&peer, Version::Two).map_err(|_| ()).unwrap();
         // Of a long one a portion, and what is left behind that.
-        asks(&mut connection, Opcode::Read, PORTION + 100);
+        asks(&mut connection, Opcode::Read, PORTION + 1100);
         far.write_all(&original::Status::Done.emit()).unwrap();
         far.write_all(&[7; 1000]).unwrap();
         arrived(&near, STATUS_LENGTH + 1000);
-        assert!(!is_readable(&near, Duration::ZERO));
+        connection.receive_old(&peer, Version::Two).map_err(|_| ()).unwrap();
+        assert_eq!(connection.under_way[0].pieces.left(), PORTION + 100);
         far.write_all(&vec![7; PORTION as usize - 1000]).unwrap();
+        arrived(&near, PORTION as usize - 1000);
+        assert!(!is_readable(&near, Duration::ZERO));
+        far.write_all(&[7; 1000]).unwrap();
         assert!(is_readable(&near, LONG));
         while connection.under_way[0].pieces.left() > 100 {
             connection.receive_old(&peer, Version::Two).map_err(|_| ()).unwrap();
