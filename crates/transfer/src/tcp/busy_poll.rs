@@ -5,10 +5,14 @@
 //! short, and shrinks to nothing where they are not, as that of `halt_poll_ns` does in the kernel's KVM.
 
 use std::hint;
+use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use millstream_net::affinity;
+use socket2::SockRef;
 
 use super::TcpConfig;
 
@@ -27,7 +31,7 @@ const MAX_RELUCTANCE: u32 = 255;
 const YIELD_AFTER: Duration = Duration::from_micros(100);
 
 /// For how long to look: a state machine, of which the inputs are how long waits were.
-#[derive(Debug, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Window {
     /// The longest. Zero: nobody ever looks.
     longest: Duration,
@@ -88,30 +92,45 @@ pub(super) struct Polling {
     /// How many may look at a time, and how many do.
     most: usize,
     looking: AtomicUsize,
+    /// The only processor of those who look, where nothing is said of that they are to look.
+    only: Option<u16>,
     busy_polls: AtomicU64,
     sleeps: AtomicU64,
 }
 
 impl Polling {
-    /// `longest`: [`TcpConfig::BUSY_POLL`] unless said, where this thread may use more than one processor.
+    /// `longest`: unless said it is [`TcpConfig::BUSY_POLL`], and nothing where a control group gives this process the time of one
+    /// processor only, though it may run on several: to look would use that up.
     pub(super) fn new(longest: Option<Duration>) -> Arc<Self> {
+        let places = affinity::processors().unwrap_or_default();
         // By its affinity, and what its control groups let it have of processors.
         let processors = thread::available_parallelism().map_or(1, usize::from);
-        Self::on(processors, longest)
+        Self::on(&places, processors, longest)
     }
 
-    /// All but one of the processors are for threads that look. If there is only one, who looks keeps it from whom he waits
-    /// for, unless that one has another: so it is, only if it is said.
-    fn on(processors: usize, longest: Option<Duration>) -> Arc<Self> {
-        let unless_said = if processors > 1 { TcpConfig::BUSY_POLL } else { Duration::ZERO };
-        let longest = longest.unwrap_or(unless_said);
+    /// All but one of the processors are for threads that look.
+    fn on(places: &[usize], processors: usize, longest: Option<Duration>) -> Arc<Self> {
+        let only = match places {
+            [only] if longest.is_none() => u16::try_from(*only).ok(),
+            _ => None,
+        };
+        let has_time = processors > 1 || only.is_some();
+        let unless_said = if has_time { TcpConfig::BUSY_POLL } else { Duration::ZERO };
         Arc::new(Self {
-            longest,
-            most: (processors - 1).max(1),
-            looking: AtomicUsize::new(0),
-            busy_polls: AtomicU64::new(0),
-            sleeps: AtomicU64::new(0),
+            longest: longest.unwrap_or(unless_said),
+            most: processors.saturating_sub(1).max(1),
+            only,
+            ..Self::default()
         })
+    }
+
+    /// Whether the other end is on this machine, and was on the only processor that there is here when it last sent something:
+    /// who looks keeps that from it. Of a connection within the machine the kernel receives where the other end sends.
+    fn is_shared(&self, stream: &TcpStream) -> bool {
+        let Some(only) = self.only else { return false };
+        let received_at = SockRef::from(stream).cpu_affinity();
+        let is_within = || Some(stream.peer_addr().ok()?.ip() == stream.local_addr().ok()?.ip());
+        received_at.is_ok_and(|at| at == usize::from(only)) && is_within().unwrap_or(false)
     }
 
     /// How often somebody looked before sleeping, or instead, and how often somebody slept.
@@ -162,11 +181,16 @@ impl BusyPoll {
         Self { window: Window::new(polling.longest), polling: Arc::clone(polling) }
     }
 
-    /// A wait begins. Where it is `apart`, as one of a stream of data, which has something more to do whenever a thread wakes
-    /// up, nobody looks, and it says nothing of others.
-    pub(super) fn begin(&self, apart: bool) -> Wait {
+    /// A wait for these connections begins. Where it is `apart`, as one of a stream of data, which has something more to do
+    /// whenever a thread wakes up, nobody looks, and it says nothing of others.
+    pub(super) fn begin<'a>(
+        &self,
+        apart: bool,
+        streams: impl IntoIterator<Item = &'a TcpStream>,
+    ) -> Wait {
         let learns = !apart && !self.window.longest.is_zero();
         let looks = learns && !self.window.length.is_zero();
+        let looks = looks && !streams.into_iter().any(|stream| self.polling.is_shared(stream));
         let looking = looks.then(|| Looking::take(&self.polling)).flatten();
         if looking.is_some() {
             self.polling.busy_polls.fetch_add(1, Ordering::Relaxed);
@@ -228,6 +252,9 @@ impl Wait {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+
     use super::*;
 
     const fn us(count: u64) -> Duration {
@@ -320,7 +347,8 @@ mod tests {
         let polling = Arc::new(Polling { most: 2, longest, ..Polling::default() });
         let mut busy = BusyPoll::new(&polling);
         busy.window.length = longest;
-        let (first, second, mut third) = (busy.begin(false), busy.begin(false), busy.begin(false));
+        let (first, second, mut third) =
+            (busy.begin(false, []), busy.begin(false, []), busy.begin(false, []));
         assert!(first.looking.is_some() && second.looking.is_some() && third.looking.is_none());
         assert!(!busy.looks(&mut third));
         assert_eq!(polling.counts(), (2, 1));
@@ -328,25 +356,30 @@ mod tests {
         busy.end(&third, true);
         assert_eq!((busy.window.length, busy.window.reluctance), (longest, 0));
         drop(first);
-        assert!(busy.begin(false).looking.is_some());
-        assert!(busy.begin(true).looking.is_none(), "of a stream");
+        assert!(busy.begin(false, []).looking.is_some());
+        assert!(busy.begin(true, []).looking.is_none(), "of a stream");
     }
 
     #[test]
-    fn the_only_processor_is_for_whom_one_waits_for_unless_it_is_said() {
-        let on = |processors, longest| {
-            let polling = Polling::on(processors, longest);
-            (polling.longest, polling.most)
+    fn who_has_the_time_of_one_processor_looks_where_it_is_pinned_to_it_or_where_it_is_said() {
+        let on = |places: &[usize], processors, longest| {
+            let polling = Polling::on(places, processors, longest);
+            (polling.longest, polling.most, polling.only)
         };
-        assert_eq!(on(1, None).0, Duration::ZERO);
-        assert_eq!(on(2, None), (TcpConfig::BUSY_POLL, 1));
-        assert_eq!(on(16, None), (TcpConfig::BUSY_POLL, 15));
-        assert_eq!(on(1, Some(us(70))), (us(70), 1));
-        assert_eq!(on(16, Some(Duration::ZERO)).0, Duration::ZERO);
+        let usual = TcpConfig::BUSY_POLL;
+        assert_eq!(on(&[0, 1], 1, None), (Duration::ZERO, 1, None), "a control group says one");
+        assert_eq!(on(&[], 1, None), (Duration::ZERO, 1, None), "nobody knows");
+        assert_eq!(on(&[3], 1, None), (usual, 1, Some(3)));
+        assert_eq!(on(&[3], 1, Some(us(70))), (us(70), 1, None));
+        assert_eq!(on(&[0, 1], 2, None), (usual, 1, None));
+        assert_eq!(on(&[0, 1], 1, Some(us(70))), (us(70), 1, None));
+        let all: Vec<_> = (0..16).collect();
+        assert_eq!(on(&all, 16, None), (usual, 15, None));
+        assert_eq!(on(&all, 16, Some(Duration::ZERO)).0, Duration::ZERO);
         // Where it is off nobody learns, and nobody looks.
-        let mut busy = BusyPoll::new(&Polling::on(1, None));
+        let mut busy = BusyPoll::new(&Polling::on(&[0, 1], 1, None));
         for _ in 0..10 {
-            let mut wait = busy.begin(false);
+            let mut wait = busy.begin(false, []);
             assert!(!busy.looks(&mut wait));
             busy.end(&wait, true);
         }
@@ -354,10 +387,38 @@ mod tests {
     }
 
     #[test]
+    fn nobody_looks_for_whom_he_keeps_from_the_only_processor() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (far, _) = listener.accept().unwrap();
+        let says_from = |processor| {
+            let pinned = affinity::pin(processor).unwrap();
+            (&far).write_all(&[1]).unwrap();
+            (&near).read_exact(&mut [0]).unwrap();
+            drop(pinned);
+        };
+        let is_shared = |only| Polling { only: Some(only), ..Polling::default() }.is_shared(&near);
+        for processor in affinity::processors().unwrap() {
+            says_from(processor);
+            let number = processor as u16;
+            assert!(is_shared(number) && !is_shared(number + 1), "{processor}");
+            assert!(!Polling::default().is_shared(&near), "there are more of them");
+            let longest = us(50);
+            let window = Window { length: longest, ..Window::new(longest) };
+            for (only, looks) in [(number, false), (number + 1, true)] {
+                let polling = Polling { most: 1, longest, only: Some(only), ..Polling::default() };
+                let busy = BusyPoll { polling: Arc::new(polling), window };
+                let wait = busy.begin(false, [&near]);
+                assert_eq!(wait.looking.is_some(), looks, "{processor}");
+            }
+        }
+    }
+
+    #[test]
     fn one_that_did_not_come_says_little() {
         let polling = Arc::new(Polling { most: 1, longest: us(50), ..Polling::default() });
         let mut busy = BusyPoll::new(&polling);
-        let mut wait = busy.begin(false);
+        let mut wait = busy.begin(false, []);
         assert!(!busy.looks(&mut wait) && !busy.looks(&mut wait));
         assert_eq!(polling.counts(), (0, 1));
         wait.since = Instant::now().checked_sub(us(1));

@@ -85,7 +85,8 @@ pub struct TcpConfig {
     pub relay: Option<RelayLimits>,
     /// For how long at most a thread looks at connections before it sleeps, while it waits for an answer, or at a target
     /// for a request: up to 10 ms. It does so where waits are short. Zero: it sleeps at once. Without:
-    /// [`TcpConfig::BUSY_POLL`], and zero where the process may use one processor only.
+    /// [`TcpConfig::BUSY_POLL`], and zero where a control group gives this process, which may run on several processors, the
+    /// time of one.
     pub busy_poll: Option<Duration>,
 }
 

@@ -79,6 +79,10 @@ struct Leader {
 }
 
 impl Leader {
+    fn begin_wait(&self, is_apart: bool) -> Wait {
+        self.busy_poll.begin(is_apart, self.streams.iter().map(|stream| &**stream))
+    }
+
     /// Looks at the streams for as long as that may be of use; whether there is no need to sleep.
     fn look(&mut self, wait: &mut Wait, soon: Duration, ends: impl Fn() -> bool) -> bool {
         while self.busy_poll.looks(wait) {
@@ -275,7 +279,7 @@ impl Progress {
             }
             let (soon, is_apart) = self.gather(&mut seat);
             let changed = || self.version.load(Ordering::SeqCst) != version;
-            let mut wait = is_awaited.then(|| seat.busy_poll.begin(is_apart));
+            let mut wait = is_awaited.then(|| seat.begin_wait(is_apart));
             let ends = || over() || changed();
             if !wait.as_mut().is_some_and(|wait| seat.look(wait, soon, ends)) {
                 let soon = wait.as_ref().map_or(soon, |wait| wait.left_of(soon));

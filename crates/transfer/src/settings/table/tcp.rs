@@ -201,7 +201,7 @@ pub(super) const ROWS: &[Setting] = &[
         scope: Scope::Tcp,
         meaning: "How long at most a thread that waits for an answer, or at a target for a request, looks at its \
                   connections before it sleeps. It does so where waits are short: lower latency of short requests one \
-                  after the other, for busy processors. 0: it sleeps at once, as it does, unless this is set, where the process may \
-                  use one processor only.",
+                  after the other, for busy processors. 0: it sleeps at once, as it does, unless this is set, where a control group \
+                  gives the process, which may run on several processors, the time of one.",
     },
 ];

@@ -102,7 +102,7 @@ impl<'a> Input<'a> {
         let mut pace = None;
         if self.start == self.end {
             let since = Instant::now();
-            let mut wait = self.requests.begin(self.is_of_stream);
+            let mut wait = self.requests.begin(self.is_of_stream, [self.stream()]);
             loop {
                 if self.line.is_amid_record() {
                     wait.stop_looking();
@@ -203,8 +203,8 @@ impl<'a> Input<'a> {
 
     /// Waits until something comes, up to [`LOOK`].
     fn wait_for_data(&mut self) -> io::Result<()> {
+        let mut wait = self.data.begin(self.is_of_stream, [self.stream()]);
         let stream = self.stream().as_fd();
-        let mut wait = self.data.begin(self.is_of_stream);
         loop {
             let looks = self.data.looks(&mut wait);
             let time = if looks { Duration::ZERO } else { LOOK };
