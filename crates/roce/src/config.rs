@@ -1,6 +1,7 @@
 //! What endpoints and queue pairs are made with.
 
 use core::net::IpAddr;
+use core::time::Duration;
 
 use millstream_wire::DEFAULT_PARTITION_KEY;
 
@@ -120,6 +121,11 @@ pub struct QueuePairConfig {
     /// before the rest is refused. So this is for applications that know the peer's ranges.
     /// Reliable connections only.
     pub split_writes: bool,
+    /// How long the acknowledgement of a SEND of one packet may wait for a request to the same peer, to
+    /// leave with it as one message to the kernel (IBTA 9.7.5.1.1 lets a responder coalesce); no time by
+    /// default. For protocols in which a message is answered by a message. The peer is taken to wait as
+    /// long: silence is asked about so much later.
+    pub acknowledgement_delay: Duration,
 }
 
 impl QueuePairConfig {
@@ -137,6 +143,7 @@ impl QueuePairConfig {
             capabilities,
             shared_receive_queue: None,
             split_writes: false,
+            acknowledgement_delay: Duration::ZERO,
         }
     }
 }

@@ -632,7 +632,7 @@ impl<M: Memory> Node for Endpoint<M> {
         } else if packet.opcode.is_response() {
             pair.handle_response(now, &mut self.shared, &packet);
         } else {
-            pair.handle_request(&mut self.shared, &packet);
+            pair.handle_request(now, &mut self.shared, &packet);
         }
         pair.counters.add_since(&before, &self.shared.counters);
         self.unflushed = (!self.shared.memory.is_flushed()).then_some(source);
@@ -648,6 +648,7 @@ impl<M: Memory> Node for Endpoint<M> {
             if pair.deadline().is_some_and(|deadline| deadline <= now) {
                 pair.congestion.wait_is_over(now);
                 pair.complete_datagrams(&mut self.shared);
+                pair.responder.acknowledge_if_due(now);
                 let before = Baseline::of(&self.shared.counters);
                 pair.handle_deadline(now, &mut self.shared);
                 pair.counters.add_since(&before, &self.shared.counters);
@@ -659,7 +660,9 @@ impl<M: Memory> Node for Endpoint<M> {
     }
 
     fn poll_timeout(&mut self) -> Option<Instant> {
-        self.timers.next()
+        let pairs = &self.queue_pairs;
+        let pair = |index: u32| pairs.get(index as usize)?.as_ref();
+        self.timers.earliest(|index| pair(index)?.deadline())
     }
 
     fn poll_transmit(&mut self, now: Instant, transmit: &mut Transmit) -> bool {

@@ -68,6 +68,8 @@ pub(crate) struct QueuePair {
     pub(crate) path: Path,
     pub(crate) requester: Requester,
     pub(crate) responder: Responder,
+    /// [`QueuePairConfig::acknowledgement_delay`].
+    pub(crate) acknowledgement_delay: Duration,
     /// Of a queue pair for datagrams, in place of the requester.
     pub(crate) datagrams: Option<Datagrams>,
     pub(crate) congestion: Congestion,
@@ -96,7 +98,13 @@ impl QueuePair {
             state: QueuePairState::Reset,
             access: Access::empty(),
             path: Path::nowhere(endpoint),
-            requester: new_requester(config.transport, &config.capabilities, config.split_writes),
+            requester: new_requester(
+                config.transport,
+                &config.capabilities,
+                config.split_writes,
+                config.acknowledgement_delay,
+            ),
+            acknowledgement_delay: config.acknowledgement_delay,
             datagrams: new_datagrams(config.transport, &config.capabilities),
             responder: Responder::new(Receives::new(
                 config.domain,
@@ -217,7 +225,8 @@ impl QueuePair {
         self.access = Access::empty();
         self.path = Path::nowhere(endpoint);
         let split_writes = self.requester.split_writes;
-        self.requester = new_requester(self.transport, &self.capabilities, split_writes);
+        let delay = self.acknowledgement_delay;
+        self.requester = new_requester(self.transport, &self.capabilities, split_writes, delay);
         self.datagrams = new_datagrams(self.transport, &self.capabilities);
         let (max, shared) =
             (self.capabilities.max_receive_requests, self.responder.receives.shared());
@@ -260,6 +269,7 @@ impl QueuePair {
             return;
         }
         self.state = QueuePairState::Error;
+        self.responder.stop();
         let mut status = status.unwrap_or(CompletionStatus::Flushed);
         while let Some(work) = self.requester.take_oldest() {
             shared.complete(self.send_completions, work.completion(self.qpn, status));
@@ -345,6 +355,8 @@ impl QueuePair {
             self.answers_in_a_row = 0;
         }
         if self.state.sends() && self.request(now, shared, transmit) {
+            // Behind it: the last packet of a message to the kernel may be shorter than the others.
+            self.responder.acknowledge_waiting();
             self.requests_owed = self.requests_owed.saturating_sub(1);
             if self.requests_owed == 0 {
                 self.answers_in_a_row = 0;
@@ -359,7 +371,11 @@ impl QueuePair {
     pub(crate) fn deadline(&self) -> Option<Instant> {
         match &self.datagrams {
             None => {
-                let deadlines = [self.requester.deadline(), self.congestion.deadline()];
+                let deadlines = [
+                    self.requester.deadline(),
+                    self.congestion.deadline(),
+                    self.responder.deadline(),
+                ];
                 deadlines.into_iter().flatten().min()
             }
             Some(datagrams) => datagrams.deadline(),
@@ -372,13 +388,14 @@ fn new_requester(
     transport: Transport,
     capabilities: &QueuePairCapabilities,
     split_writes: bool,
+    answer_delay: Duration,
 ) -> Requester {
     let QueuePairCapabilities { max_send_requests, max_inline, .. } = *capabilities;
     match transport {
         Transport::ReliableConnection => {
-            Requester::new(max_send_requests, max_inline, split_writes)
+            Requester::new(max_send_requests, max_inline, split_writes, answer_delay)
         }
-        Transport::UnreliableDatagram => Requester::new(0, 0, false),
+        Transport::UnreliableDatagram => Requester::new(0, 0, false, answer_delay),
     }
 }
 

@@ -155,7 +155,12 @@ impl SendWork {
 }
 
 impl Requester {
-    pub(crate) fn new(max_queue: usize, max_inline: usize, split_writes: bool) -> Self {
+    pub(crate) fn new(
+        max_queue: usize,
+        max_inline: usize,
+        split_writes: bool,
+        answer_delay: Duration,
+    ) -> Self {
         Self {
             queue: VecDeque::with_capacity(max_queue),
             max_queue,
@@ -184,7 +189,7 @@ impl Requester {
             window: Window::new(1),
             send_limit: u64::MAX,
             acknowledge_interval: ACKNOWLEDGE_INTERVAL,
-            round_trip: RoundTrip::new(),
+            round_trip: RoundTrip::new(answer_delay),
             probe: None,
         }
     }

@@ -16,7 +16,7 @@ use crate::queue_pair::{QueuePair, header};
 use crate::receives::{Receive, Receives};
 use crate::replies::{AtomicReply, ReadReply, Replies, Reply};
 use crate::work::{ATOMIC_LENGTH, Piece, parts};
-use crate::{Access, ProtectionDomainId, Transmit};
+use crate::{Access, Instant, ProtectionDomainId, Transmit};
 
 #[derive(Debug)]
 pub(crate) struct Responder {
@@ -36,6 +36,8 @@ pub(crate) struct Responder {
     /// The oldest packet whose payload the memory has not flushed, and how many messages were complete
     /// before it.
     unflushed: Option<(u64, u64)>,
+    /// Until when an acknowledgement waits for a request to leave with.
+    waits_until: Option<Instant>,
     /// What is behind the gap is out of sequence by our own doing: the requester was asked to wait.
     not_ready: bool,
     pub(crate) minimum_rnr_timer: u8,
@@ -83,6 +85,7 @@ impl Responder {
             gap_reported: false,
             behind_gap: 0,
             unflushed: None,
+            waits_until: None,
             not_ready: false,
             minimum_rnr_timer: 0,
         }
@@ -110,8 +113,33 @@ impl Responder {
     /// acknowledgement with its number for it. Linux's soft-RoCE does, and completes a READ whose
     /// data never came.
     fn acknowledge(&mut self) {
+        self.waits_until = None;
         let (psn, msn) = self.acknowledged;
         self.replies.acknowledge(psn, msn);
+    }
+
+    /// When an acknowledgement that waits has waited long enough.
+    pub(crate) const fn deadline(&self) -> Option<Instant> {
+        self.waits_until
+    }
+
+    /// Acknowledges what has waited for a request, which has just left.
+    pub(crate) fn acknowledge_waiting(&mut self) {
+        if self.waits_until.is_some() {
+            self.acknowledge();
+        }
+    }
+
+    /// Acknowledges what has waited long enough.
+    pub(crate) fn acknowledge_if_due(&mut self, now: Instant) {
+        if self.waits_until.is_some_and(|until| until <= now) {
+            self.acknowledge();
+        }
+    }
+
+    /// Nothing is acknowledged any more, but by what was said already.
+    pub(crate) fn stop(&mut self) {
+        self.waits_until = None;
     }
 
     /// Asks for the next packet in order again.
@@ -124,6 +152,7 @@ impl QueuePair {
     /// Executes a request packet, or says why not. Returns whether there may be something to send.
     pub(crate) fn handle_request<M: Memory>(
         &mut self,
+        now: Instant,
         shared: &mut Shared<M>,
         packet: &Packet<'_>,
     ) {
@@ -183,7 +212,7 @@ impl QueuePair {
                     let newest = (self.responder.expected - 1, self.responder.message_number());
                     self.responder.acknowledged = newest;
                     if packet.bth.acknowledge_request && self.flush_requests(shared) {
-                        self.responder.acknowledge();
+                        self.acknowledge_request(now, packet.opcode);
                     }
                 }
             }
@@ -204,6 +233,17 @@ impl QueuePair {
                 }
                 self.refuse(shared, psn, code, AsyncEvent::QueuePairFatal(self.qpn));
             }
+        }
+    }
+
+    /// Acknowledges what was executed: at once, or with a request that may be about to leave.
+    fn acknowledge_request(&mut self, now: Instant, opcode: Opcode) {
+        let alone = (opcode.operation(), opcode.position()) == (Operation::Send, Position::Only);
+        let delay = self.acknowledgement_delay;
+        if alone && !delay.is_zero() {
+            self.responder.waits_until.get_or_insert(now + delay);
+        } else {
+            self.responder.acknowledge();
         }
     }
 

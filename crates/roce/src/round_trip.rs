@@ -29,6 +29,8 @@ pub(crate) struct RoundTrip {
     shortest: Option<Duration>,
     /// `None` when what was under way was lost or late since: it says nothing about what is sent then.
     latest: Option<Duration>,
+    /// So long the peer's answer may wait there ([`crate::QueuePairConfig::acknowledgement_delay`]).
+    answer_delay: Duration,
     /// Doublings of the timer since an answer was last measured.
     backoff: u32,
     /// Oldest first.
@@ -46,12 +48,13 @@ struct Sample {
 }
 
 impl RoundTrip {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(answer_delay: Duration) -> Self {
         Self {
             smoothed: None,
             variation: Duration::ZERO,
             shortest: None,
             latest: None,
+            answer_delay,
             backoff: 0,
             samples: VecDeque::with_capacity(SAMPLES),
         }
@@ -135,7 +138,7 @@ impl RoundTrip {
     pub(crate) fn timeout(&self, limit: Duration) -> Duration {
         let base = match self.smoothed {
             None => INITIAL,
-            Some(smoothed) => (smoothed + self.variation * 4).max(MINIMUM),
+            Some(smoothed) => (smoothed + self.variation * 4).max(MINIMUM) + self.answer_delay,
         };
         base.saturating_mul(1 << self.backoff.min(16)).min(limit)
     }
@@ -152,7 +155,7 @@ mod tests {
     }
 
     fn measured(micros: u64) -> RoundTrip {
-        let mut round_trip = RoundTrip::new();
+        let mut round_trip = RoundTrip::new(Duration::ZERO);
         round_trip.sent(at(0), 1);
         round_trip.acknowledged(at(micros), 1);
         round_trip
@@ -160,7 +163,7 @@ mod tests {
 
     #[test]
     fn probes_back_off_up_to_the_limit() {
-        let mut round_trip = RoundTrip::new();
+        let mut round_trip = RoundTrip::new(Duration::ZERO);
         assert_eq!(round_trip.timeout(LIMIT), INITIAL);
         round_trip.sent(at(0), 1);
         round_trip.acknowledged(at(50), 1);
@@ -176,6 +179,15 @@ mod tests {
     #[test]
     fn the_variation_counts_four_times() {
         assert_eq!(measured(10_000).timeout(LIMIT), Duration::from_millis(30));
+    }
+
+    /// As QUIC has it (RFC 9002, 6.2.1).
+    #[test]
+    fn a_peer_that_may_wait_with_its_answer_is_asked_later() {
+        let mut round_trip = RoundTrip::new(Duration::from_millis(1));
+        round_trip.sent(at(0), 1);
+        round_trip.acknowledged(at(50), 1);
+        assert_eq!(round_trip.timeout(LIMIT), MINIMUM + Duration::from_millis(1));
     }
 
     #[test]

@@ -58,6 +58,27 @@ impl Timers {
         None
     }
 
+    /// The earliest deadline, where `deadline` says what that of an index is by now: an entry that has
+    /// become too early is put back, so that nobody wakes up for it.
+    pub(crate) fn earliest(
+        &mut self,
+        deadline: impl Fn(u32) -> Option<Instant>,
+    ) -> Option<Instant> {
+        loop {
+            let at = self.next()?;
+            let &Reverse((_, index)) = self.heap.peek()?;
+            let now = deadline(index);
+            if now.is_some_and(|now| now <= at) {
+                return Some(at);
+            }
+            self.heap.pop();
+            self.live[index as usize] = None;
+            if let Some(now) = now {
+                self.arm(index, now);
+            }
+        }
+    }
+
     /// Removes and returns the earliest entry that is due.
     pub(crate) fn pop_due(&mut self, now: Instant) -> Option<u32> {
         if self.next()? > now {
@@ -108,6 +129,20 @@ mod tests {
         assert_eq!(timers.next(), None);
         timers.arm(0, at(20));
         assert_eq!(timers.next(), Some(at(20)));
+    }
+
+    #[test]
+    fn an_entry_that_has_become_too_early_wakes_nobody() {
+        let mut timers = Timers::default();
+        timers.arm(0, at(10));
+        timers.arm(1, at(20));
+        timers.arm(2, at(30));
+        let now = |index| [Some(at(40)), None, Some(at(35))][index as usize];
+        assert_eq!(timers.earliest(now), Some(at(35)));
+        assert_eq!(timers.pop_due(at(34)), None);
+        assert_eq!(timers.pop_due(at(40)), Some(2));
+        assert_eq!(timers.pop_due(at(40)), Some(0));
+        assert_eq!(timers.earliest(now), None);
     }
 
     /// A queue pair that backs off and recovers by turns, for hours.

@@ -2,9 +2,11 @@
 
 mod common;
 
+use core::time::Duration;
+
 use common::forge::{Answer, Forge, ack, nak};
 use common::{DOMAIN, Lcg, Options, Pair, everything, pattern, piece};
-use millstream_roce::{Access, QueuePairAttributes, QueuePairState, SendOperation};
+use millstream_roce::{Access, Node, QueuePairAttributes, QueuePairState, SendOperation};
 use millstream_wire::{NakCode, Opcode, Syndrome};
 
 const LOCAL: u64 = 0x1000_0000;
@@ -434,4 +436,75 @@ fn mixed_requests_are_answered_in_order() {
         let read: Vec<_> = responses(&answers).iter().map(|&(psn, _)| psn).collect();
         assert_eq!(read, expected, "seed {seed}");
     }
+}
+
+const DELAY: Duration = Duration::from_millis(1);
+
+/// A pair of which host 1 takes SENDs, and keeps their acknowledgements for a while.
+fn pair_that_waits() -> (Pair, u32) {
+    let options = Options {
+        psn: [FIRST, 200],
+        access: everything(),
+        acknowledgement_delay: DELAY,
+        ..Options::default()
+    };
+    let mut pair = Pair::with(options);
+    let key = pair.register(1, REMOTE, pattern(8192, 2));
+    for id in 0..4 {
+        pair.receive(1, id, &[piece(key, REMOTE, 256)]);
+    }
+    (pair, key)
+}
+
+fn send(pair: &mut Pair, psn: u32) {
+    Forge::new(pair, 1, Opcode::RcSendOnly, psn)
+        .payload(b"fine")
+        .acknowledge_request()
+        .inject(pair);
+}
+
+#[test]
+fn an_acknowledgement_leaves_behind_the_next_request() {
+    let (mut pair, key) = pair_that_waits();
+    send(&mut pair, FIRST);
+    send(&mut pair, FIRST + 1);
+    assert_eq!(pair.short_answers(1), []);
+    let operation = SendOperation::Send { immediate: None };
+    pair.post(1, 9, operation, &[piece(key, REMOTE, 100)]);
+    assert_eq!(pair.short_answers(1), [(Opcode::RcSendOnly, 200, None), ack(FIRST + 1)]);
+    // It is not said again when its time comes.
+    assert_ne!(pair.hosts[1].endpoint.poll_timeout(), Some(pair.now + DELAY));
+}
+
+#[test]
+fn an_acknowledgement_waits_no_longer_than_it_may() {
+    let (mut pair, key) = pair_that_waits();
+    send(&mut pair, FIRST);
+    assert_eq!(pair.hosts[1].endpoint.poll_timeout(), Some(pair.now + DELAY));
+    pair.now = pair.now + DELAY;
+    pair.hosts[1].endpoint.handle_timeout(pair.now);
+    assert_eq!(pair.short_answers(1), [ack(FIRST)]);
+    assert_eq!(pair.hosts[1].endpoint.poll_timeout(), None);
+    // Who asks again has waited enough, and who writes waits for nothing that is sent back.
+    send(&mut pair, FIRST + 1);
+    send(&mut pair, FIRST + 1);
+    assert_eq!(pair.short_answers(1), [ack(FIRST + 1)]);
+    send(&mut pair, FIRST + 2);
+    write(&mut pair, FIRST + 3, key);
+    assert_eq!(pair.short_answers(1), [ack(FIRST + 3)]);
+    assert_eq!(pair.hosts[1].endpoint.poll_timeout(), None);
+}
+
+#[test]
+fn a_queue_pair_that_fails_owes_no_acknowledgement() {
+    let (mut pair, _) = pair_that_waits();
+    send(&mut pair, FIRST);
+    let error = QueuePairAttributes {
+        state: Some(QueuePairState::Error),
+        ..QueuePairAttributes::default()
+    };
+    let host = &mut pair.hosts[1];
+    host.endpoint.modify_queue_pair(pair.now, host.qpn, &error).unwrap();
+    assert_eq!(host.endpoint.poll_timeout(), None);
+    assert_eq!(pair.short_answers(1), []);
 }

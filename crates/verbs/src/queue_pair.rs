@@ -1,5 +1,7 @@
 //! Queue pairs.
 
+use std::time::Duration;
+
 use millstream_roce::{
     ModifyError, Piece, PostError, QueuePairAttributes, QueuePairCapabilities, QueuePairState,
     ReceiveRequest, SendRequest, Transport,
@@ -31,6 +33,10 @@ pub struct QueuePairOptions<'a> {
     /// the peer's ranges ([`millstream_roce::QueuePairConfig::split_writes`]). Other devices need no
     /// such help, and take no notice.
     pub split_writes: bool,
+    /// How long a soft device may keep the acknowledgement of a SEND of one packet, to send it with a request
+    /// to the same peer ([`millstream_roce::QueuePairConfig::acknowledgement_delay`]): for protocols that answer
+    /// messages by messages. Other devices take no notice.
+    pub acknowledgement_delay: Duration,
     /// Which shard of a soft device it is in, below [`crate::Device::shards`]. With `None` it is that of
     /// the shared receive queue, which all its queue pairs are in, or else the next in turn. Threads
     /// that wait for completion queues of different shards do not wait for each other. Other devices
@@ -51,6 +57,7 @@ impl<'a> QueuePairOptions<'a> {
             capabilities,
             shared_receives: None,
             split_writes: false,
+            acknowledgement_delay: Duration::ZERO,
             shard: None,
         }
     }

@@ -62,6 +62,7 @@ pub(crate) struct Options {
     pub(crate) work_requests: usize,
     pub(crate) max_inline: usize,
     pub(crate) split_writes: bool,
+    pub(crate) acknowledgement_delay: Duration,
     pub(crate) partition_keys: &'static [u16],
 }
 
@@ -82,6 +83,7 @@ impl Default for Options {
             work_requests: 256,
             max_inline: 0,
             split_writes: false,
+            acknowledgement_delay: Duration::ZERO,
             partition_keys: &[0xffff],
         }
     }
@@ -114,6 +116,7 @@ impl Pair {
             };
             let config = QueuePairConfig {
                 split_writes: options.split_writes,
+                acknowledgement_delay: options.acknowledgement_delay,
                 ..QueuePairConfig::new(DOMAIN, queue, capabilities)
             };
             let qpn = endpoint.create_queue_pair(&config).unwrap();

@@ -55,6 +55,7 @@ impl QueuePair {
             capabilities: options.capabilities,
             shared_receive_queue: shared_receives.as_ref().map(|queue| queue.id()),
             split_writes: options.split_writes,
+            acknowledgement_delay: options.acknowledgement_delay,
         };
         let shared_shard = shared_receives.as_ref().map(|queue| queue.shard());
         let (shard, number) = create_somewhere(&device, options.shard, shared_shard, |shard| {
