@@ -71,8 +71,8 @@ pub use host::{
 pub use kernels::Kernel;
 pub use ranks::Ranks;
 pub use spec::{
-    ChildSpec, CommunicatorOptions, CommunicatorSpec, MAX_SEGMENT_BYTES, MAX_WINDOW, MAX_WORLD,
-    ParentSpec, SpecError,
+    ACKNOWLEDGEMENT_DELAY, ChildSpec, CommunicatorOptions, CommunicatorSpec, MAX_SEGMENT_BYTES,
+    MAX_WINDOW, MAX_WORLD, ParentSpec, SpecError,
 };
 pub use stripe::{MAX_TREES, Stripe};
 pub use switch::{

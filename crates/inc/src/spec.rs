@@ -1,6 +1,7 @@
 //! What a communicator is made from, and what it costs a switch.
 
 use core::net::IpAddr;
+use core::time::Duration;
 
 use millstream_wire::{Mtu, Psn, Qpn};
 use serde::{Deserialize, Serialize};
@@ -9,6 +10,10 @@ use thiserror::Error;
 use crate::abort::ABORT_BYTES;
 use crate::ranks::Ranks;
 use crate::slots::{MAX_CHILDREN, held_bytes};
+
+/// How long both ends of an edge keep the acknowledgement of a SEND of one packet, for the next message to leave with:
+/// a descriptor, an agreement and the next call's descriptor follow each other.
+pub const ACKNOWLEDGEMENT_DELAY: Duration = Duration::from_millis(1);
 
 /// The most segments in a window.
 pub const MAX_WINDOW: u32 = 4096;

@@ -3,8 +3,10 @@
 use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
 
-use millstream_inc::{CONTROL_BYTES, HostConfig};
-use millstream_verbs::{Device, Mtu, ProtectionDomain, Psn, QueuePair, QueuePairCapabilities};
+use millstream_inc::{ACKNOWLEDGEMENT_DELAY, CONTROL_BYTES, HostConfig};
+use millstream_verbs::{
+    Device, Mtu, ProtectionDomain, Psn, QueuePair, QueuePairCapabilities, QueuePairOptions,
+};
 
 use crate::JoinError;
 use crate::engine::{EngineSlot, completion_queue};
@@ -66,7 +68,10 @@ impl TreeEnd {
         let QueuePairCapabilities { max_send_requests, max_receive_requests, .. } = capabilities;
         let capacity = max_send_requests + max_receive_requests;
         let completions = completion_queue(device, capacity, slot, tree)?;
-        let pair = domain.create_queue_pair(&completions, &completions, capabilities)?;
+        let pair = domain.create_queue_pair_with(&QueuePairOptions {
+            acknowledgement_delay: ACKNOWLEDGEMENT_DELAY,
+            ..QueuePairOptions::new(&completions, capabilities)
+        })?;
         let psn = Psn::from_extended(RandomState::new().hash_one(pair.number().value()));
         Ok(Self { pair, control, psn })
     }

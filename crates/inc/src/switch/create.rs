@@ -10,7 +10,7 @@ use thiserror::Error;
 use super::SwitchNode;
 use crate::communicator::{Communicator, Progress};
 use crate::slots::Slots;
-use crate::spec::{ChildSpec, CommunicatorSpec, ParentSpec, SpecError};
+use crate::spec::{ACKNOWLEDGEMENT_DELAY, ChildSpec, CommunicatorSpec, ParentSpec, SpecError};
 
 /// The switch's end of the connection to one child.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -203,8 +203,11 @@ impl SwitchNode {
             .get(index)
             .map_or((ProtectionDomainId(0), 0), |it| (it.domain(port), it.receives(port)));
         let capabilities = QueuePairCapabilities::new(sends, receives);
-        let qpn =
-            self.endpoint.create_queue_pair(&QueuePairConfig::new(domain, queue, capabilities))?;
+        let config = QueuePairConfig {
+            acknowledgement_delay: ACKNOWLEDGEMENT_DELAY,
+            ..QueuePairConfig::new(domain, queue, capabilities)
+        };
+        let qpn = self.endpoint.create_queue_pair(&config)?;
         self.edges.insert(qpn, (index, port));
         if let Some(communicator) = self.endpoint.memory_mut().get_mut(index) {
             communicator.set_qpn(port, qpn);

@@ -2,7 +2,9 @@
 
 use core::net::{IpAddr, Ipv4Addr};
 
-use millstream_inc::{CONTROL_BYTES, Command, DESCRIPTOR_BYTES, HostConfig, HostWorker};
+use millstream_inc::{
+    ACKNOWLEDGEMENT_DELAY, CONTROL_BYTES, Command, DESCRIPTOR_BYTES, HostConfig, HostWorker,
+};
 use millstream_roce::{
     Access, Completion, CompletionQueueId, Destination, Endpoint, EndpointConfig, Instant, Memory,
     OwnedMemory, QueuePairAttributes, QueuePairCapabilities, QueuePairConfig, QueuePairState,
@@ -58,11 +60,10 @@ impl Host {
             (worker.required_send_requests() as usize, worker.required_receive_requests() as usize);
         let queue = endpoint.create_completion_queue(sends + receives).unwrap();
         let qpn = endpoint
-            .create_queue_pair(&QueuePairConfig::new(
-                DOMAIN,
-                queue,
-                QueuePairCapabilities::new(sends, receives),
-            ))
+            .create_queue_pair(&QueuePairConfig {
+                acknowledgement_delay: ACKNOWLEDGEMENT_DELAY,
+                ..QueuePairConfig::new(DOMAIN, queue, QueuePairCapabilities::new(sends, receives))
+            })
             .unwrap();
         Self {
             address,

@@ -5,8 +5,8 @@ use core::time::Duration;
 use std::collections::BTreeMap;
 
 use millstream_inc::{
-    CONTROL_BYTES, ChildSpec, CommunicatorOptions, CommunicatorSpec, HostConfig, HostWorker,
-    ParentSpec, Ranks, SwitchConfig, SwitchNode, Uplink,
+    ACKNOWLEDGEMENT_DELAY, CONTROL_BYTES, ChildSpec, CommunicatorOptions, CommunicatorSpec,
+    HostConfig, HostWorker, ParentSpec, Ranks, SwitchConfig, SwitchNode, Uplink,
 };
 use millstream_roce::{
     Access, Endpoint, EndpointConfig, IcrcCheck, Instant, OwnedMemory, QueuePairCapabilities,
@@ -114,7 +114,10 @@ impl Host {
         let completions = self.endpoint.create_completion_queue(sends + receives);
         let completions = completions.expect("each rank has one completion queue");
         let capabilities = QueuePairCapabilities::new(sends, receives);
-        let config = QueuePairConfig::new(DOMAIN, completions, capabilities);
+        let config = QueuePairConfig {
+            acknowledgement_delay: ACKNOWLEDGEMENT_DELAY,
+            ..QueuePairConfig::new(DOMAIN, completions, capabilities)
+        };
         let qpn = self.endpoint.create_queue_pair(&config).expect("each rank has one queue pair");
         let mut calls = Vec::new();
         for (index, mut arena) in arenas.into_iter().enumerate() {

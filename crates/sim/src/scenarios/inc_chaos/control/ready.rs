@@ -3,7 +3,7 @@
 use core::time::Duration;
 
 use millstream_inc::protocol::{Plan, Resume, ToController};
-use millstream_inc::{CONTROL_BYTES, HostConfig, HostWorker};
+use millstream_inc::{ACKNOWLEDGEMENT_DELAY, CONTROL_BYTES, HostConfig, HostWorker};
 use millstream_roce::{Access, CompletionQueueId, QueuePairCapabilities, QueuePairConfig};
 use millstream_wire::{Psn, Qpn};
 
@@ -65,7 +65,10 @@ impl Director {
             let completions = endpoint.create_completion_queue(sends + receives);
             let completions = completions.expect("a process has one completion queue");
             let capabilities = QueuePairCapabilities::new(sends, receives);
-            let config_of_pair = QueuePairConfig::new(DOMAIN, completions, capabilities);
+            let config_of_pair = QueuePairConfig {
+                acknowledgement_delay: ACKNOWLEDGEMENT_DELAY,
+                ..QueuePairConfig::new(DOMAIN, completions, capabilities)
+            };
             let qpn = endpoint.create_queue_pair(&config_of_pair);
             let qpn = qpn.expect("a process has one queue pair");
             *prepared = Some(Prepared { qpn, psn, completions, config });

@@ -2,8 +2,8 @@
 
 use millstream_inc::failover::Lost;
 use millstream_inc::{
-    CONTROL_BYTES, ChildSpec, CommunicatorOptions, CommunicatorSpec, HostConfig, HostWorker,
-    ParentSpec, Ranks, Uplink,
+    ACKNOWLEDGEMENT_DELAY, CONTROL_BYTES, ChildSpec, CommunicatorOptions, CommunicatorSpec,
+    HostConfig, HostWorker, ParentSpec, Ranks, Uplink,
 };
 use millstream_roce::{Endpoint, OwnedMemory, QueuePairCapabilities, QueuePairConfig};
 use millstream_wire::{Psn, Qpn};
@@ -165,7 +165,10 @@ fn make_end(endpoint: &mut Endpoint<OwnedMemory>, line: &Line, rank: u32) -> Tre
     let completions = endpoint.create_completion_queue(sends + receives);
     let completions = completions.expect("each tree of a rank has one completion queue");
     let capabilities = QueuePairCapabilities::new(sends, receives);
-    let config = QueuePairConfig::new(DOMAIN, completions, capabilities);
+    let config = QueuePairConfig {
+        acknowledgement_delay: ACKNOWLEDGEMENT_DELAY,
+        ..QueuePairConfig::new(DOMAIN, completions, capabilities)
+    };
     let qpn = endpoint.create_queue_pair(&config).expect("each tree of a rank has one queue pair");
     Tree::new((qpn, completions), control_key, worker)
 }
