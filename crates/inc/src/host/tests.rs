@@ -502,3 +502,18 @@ fn small_is_what_has_no_segments() {
         }
     }
 }
+
+#[test]
+fn only_segments_are_told_by_the_ids_of_sends() {
+    for segment in [0, 5, DESCRIPTOR_ID - 1] {
+        assert_eq!(HostWorker::segment_of(segment), Some(segment));
+    }
+    assert_eq!(HostWorker::segment_of(DESCRIPTOR_ID), None);
+}
+
+#[test]
+fn a_worker_for_one_rank_is_that_of_the_rank() {
+    let of = |ranks: &[u32]| HostWorker::of_ranks(CONFIG, ranks.iter().copied().collect()).unwrap();
+    assert_eq!((of(&[]).ranks, of(&[1]).ranks), (None, None));
+    assert_eq!(of(&[1, 2]).ranks, Some([1, 2].into_iter().collect()));
+}
