@@ -248,6 +248,23 @@ mod tests {
     }
 
     #[test]
+    fn what_was_told_a_moment_ago_is_said_again_also_where_more_was_told_since() {
+        let mut nodes = HeldNodes::new(7);
+        for communicator in [3, 4] {
+            nodes.made(&create(communicator));
+            nodes.happened(&lost(communicator, 0));
+        }
+        nodes.told(3, Duration::from_secs(1));
+        nodes.told(4, Duration::from_secs(14));
+        assert_eq!(nodes.next_untold(), None);
+        nodes.recall(Duration::from_secs(15));
+        for communicator in [3, 4] {
+            assert_eq!(nodes.next_untold().map(|(untold, _)| untold), Some(communicator));
+            nodes.told(communicator, Duration::from_secs(15));
+        }
+    }
+
+    #[test]
     fn a_node_that_loses_the_switch_above_names_its_address() {
         let mut nodes = HeldNodes::new(7);
         nodes.made(&create(3));
