@@ -259,4 +259,7 @@ fn reports_are_read_as_they_were_written_and_others_are_refused() {
     let ahead = report(1 << 20, Position { sequence: 1 << 20, results: 0 });
     let slow = report(1 << 20, Position::default());
     assert_eq!(refused([slow, ahead]), FailoverError::Behind { rank: 0 });
+    let ahead = report(1 << 16, Position { sequence: 1 << 16, results: 0 });
+    let slow = report(1 << 16, Position::default());
+    assert_eq!(lost.repairs(&[slow, ahead], |_| None), Ok(Vec::new()), "as far as can be");
 }
