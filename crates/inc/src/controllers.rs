@@ -169,6 +169,7 @@ mod tests {
     #[test]
     fn all_are_asked_before_each_pause() {
         let mut search = search(&[1, 2, 3]);
+        assert!(search.has_others());
         for _ in 0..2 {
             assert_eq!(
                 [1, 2, 3].map(|port| (search.current() == address(port), search.advance())),

@@ -178,3 +178,13 @@ fn requests_and_what_waits_are_bounded() {
     let Request::Write { changes, .. } = ask(&mut election, 0.6) else { panic!() };
     assert_eq!(changes.len(), 1);
 }
+
+#[test]
+fn who_leads_and_has_nothing_to_write_is_at_rest_and_gives_its_lease_back() {
+    let election = leader();
+    assert!(election.is_at_rest());
+    assert_eq!(election.resign(), Some(Request::Release { lease: 7 }));
+    let election = Election::new();
+    assert!(!election.is_at_rest(), "it does not lead");
+    assert_eq!(election.resign(), None);
+}

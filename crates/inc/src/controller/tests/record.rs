@@ -198,3 +198,9 @@ fn who_is_connected_hears_of_a_controller_that_is_started_later() {
     world.settle();
     assert_eq!(world.heard(SWITCH), []);
 }
+
+#[test]
+fn a_record_is_found_by_both_halves_of_its_group() {
+    let key = crate::controller::record::Record::key([1, 0xabc]);
+    assert_eq!(key, "00000000000000010000000000000abc");
+}
