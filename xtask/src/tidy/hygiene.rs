@@ -46,6 +46,28 @@ pub(super) fn leftovers(tree: &Tree) -> Vec<Problem> {
     problems
 }
 
+/// Where processes may be forked off, which wait for lookups of ours only.
+const FORKED: &[&str] = &["bindings/", "crates/"];
+
+/// Programs that fork nothing off while they look names up.
+const UNFORKED: &[&str] = &["crates/cli/"];
+
+/// Libraries look names up where a fork waits for that (`crates/net/src/forks.rs`).
+pub(super) fn lookups(tree: &Tree) -> Vec<Problem> {
+    let of = |list: &[&str], path: &str| list.iter().any(|start| path.starts_with(start));
+    let mut problems = Vec::new();
+    for (path, text) in tree.sources() {
+        if !of(FORKED, path) || of(UNFORKED, path) || is_test_file(tree, path) {
+            continue;
+        }
+        for line in lines_with(&production_code(text), "to_socket_addrs") {
+            let what = "a lookup that no fork waits for: use `millstream_net::lookup`";
+            problems.push(Problem::new(path, line, what));
+        }
+    }
+    problems
+}
+
 /// No path that exists on one machine only.
 pub(super) fn machine_paths(tree: &Tree) -> Vec<Problem> {
     let mut problems = Vec::new();
@@ -112,6 +134,17 @@ fn is_generated(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lookups_that_no_fork_waits_for_are_found() {
+        let check = |path: &str, text: &str| lookups(&Tree::of([(path, text)])).len();
+        let text = "fn a() { (host, 1).to_socket_addrs(); }";
+        assert_eq!(check("bindings/c/src/a.rs", text), 1);
+        assert_eq!(check("crates/net/src/a.rs", text), 1);
+        assert_eq!(check("crates/cli/src/a.rs", text), 0);
+        assert_eq!(check("crates/net/tests/a.rs", text), 0);
+        assert_eq!(check("crates/net/src/a.rs", "// to_socket_addrs"), 0);
+    }
 
     #[test]
     fn long_files_are_found() {

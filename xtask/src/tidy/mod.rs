@@ -32,6 +32,7 @@ const RULES: &[Rule] = &[
     unsafety::allowed_files,
     hygiene::length,
     hygiene::leftovers,
+    hygiene::lookups,
     hygiene::machine_paths,
     hygiene::merge_marks,
     hygiene::whitespace,

@@ -1,7 +1,7 @@
 //! What a group is made with: what the caller says, and else the environment.
 
 use std::env;
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -269,18 +269,19 @@ fn resolve(text: &str) -> Result<Vec<SocketAddr>, Failure> {
     if let Ok(address) = text.parse::<IpAddr>() {
         return Ok(vec![SocketAddr::new(address, DEFAULT_PORT)]);
     }
-    let with_port = text.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
-    let found = match with_port {
-        true => text.to_socket_addrs().map(Iterator::collect),
-        false => (text, DEFAULT_PORT).to_socket_addrs().map(Iterator::collect),
-    };
+    if let Ok(address) = text.parse::<SocketAddr>() {
+        return Ok(vec![address]);
+    }
+    let with_port = text.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse().ok()?)));
+    let (host, port) = with_port.unwrap_or((text, DEFAULT_PORT));
     let unknown = |why: String| {
         argument(format!(
             "{text:?} is not the address of a controller{why}: write an address or a host name, and a port \
              behind a colon unless it is {DEFAULT_PORT}"
         ))
     };
-    let found: Vec<SocketAddr> = found.map_err(|error| unknown(format!(" ({error})")))?;
+    let mut found = millstream_net::lookup(host).map_err(|error| unknown(format!(" ({error})")))?;
+    found.iter_mut().for_each(|address| address.set_port(port));
     if found.is_empty() { Err(unknown(String::new())) } else { Ok(found) }
 }
 
@@ -311,11 +312,18 @@ mod tests {
             ("10.0.0.1:7", "10.0.0.1:7"),
             ("::1", "[::1]:52200"),
             ("[::1]:7", "[::1]:7"),
+            ("127.1:7", "127.0.0.1:7"),
         ] {
             let address: SocketAddr = address.parse().unwrap();
             let said = Said { controller: Some(text), ..SAID };
             let controllers = [Controllers::from(address)];
             assert_eq!(with(&said, &[]).unwrap().controllers, controllers, "{text}");
+        }
+        let ports =
+            |text| -> Vec<u16> { resolve(text).unwrap().into_iter().map(|it| it.port()).collect() };
+        for (text, port) in [("localhost", DEFAULT_PORT), ("localhost:7", 7)] {
+            let found = ports(text);
+            assert!(!found.is_empty() && found.iter().all(|&it| it == port), "{text}: {found:?}");
         }
         let environment = [("INCCL_CONTROLLER", "10.0.0.2:8")];
         for controller in [None, Some("")] {

@@ -1,7 +1,7 @@
 //! Engines are created, asked for their name, and destroyed.
 
 use std::ffi::{c_char, c_int};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ptr;
 
 use millstream_metadata::{HostPort, is_peer_to_peer};
@@ -135,8 +135,8 @@ fn own_address(host: &str) -> Option<IpAddr> {
     match host.parse::<IpAddr>() {
         Ok(address) => Some(address).filter(is_own),
         Err(_) => {
-            let found = (host, NO_PORT).to_socket_addrs().ok()?;
-            found.map(|address| address.ip()).find(is_own)
+            let found = millstream_net::lookup(host).ok()?;
+            found.into_iter().map(|address| address.ip()).find(is_own)
         }
     }
 }
