@@ -498,11 +498,10 @@ pub(crate) fn report(way: &Way, sender: &Sender, outcome: &Result<(), Collective
     {
         // The switch tells the controller. So that the name is free when the caller tries again.
         way.wait_released();
-    } else if let Err(CollectiveError::SwitchLost { detail, .. }) = outcome {
+    } else if let Err(error @ CollectiveError::SwitchLost { detail, .. }) = outcome {
         // Of one further up, the switch tells the controller.
         if !detail.ends_with(&Abort::ParentLost.to_string()) {
-            let (detail, tree) = (shortened(detail), way.failed_tree() as u8);
-            sender.say_last(ToController::SwitchLost { detail, tree });
+            sender.say_switch_lost(error, detail.clone(), way.failed_tree());
         }
         way.wait_released();
     } else if let Err(error) = outcome

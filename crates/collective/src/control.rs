@@ -2,20 +2,20 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use millstream_inc::protocol::{
-    Commanded, FrameDecoder, FrameError, FromController, ObeyedTerm, Refusal, Resume, TermError,
-    ToController, encode,
+    Commanded, FrameDecoder, FrameError, FromController, LostSwitch, ObeyedTerm, Refusal, Resume,
+    TermError, ToController, encode, shortened,
 };
 use millstream_net::tls::{self, CallerTls};
 use millstream_net::token::{Initiator, Purpose, Token, TokenError};
 use socket2::{SockRef, TcpKeepalive};
 use thiserror::Error;
 
-use crate::LONGEST;
 use crate::line::Line;
+use crate::{CollectiveError, LONGEST};
 
 /// Bytes read at a time. Messages to a host are short.
 const READ_BYTES: usize = 4096;
@@ -86,6 +86,8 @@ pub(crate) struct Receiver {
 /// Where messages go.
 pub(crate) struct Sender {
     state: Mutex<Outgoing>,
+    /// The switches that this rank is connected to, none of which is a host.
+    switches: OnceLock<Vec<LostSwitch>>,
 }
 
 struct Outgoing {
@@ -120,7 +122,7 @@ pub(crate) fn connect(
     let receiver = Receiver::new(stream, proofs, ObeyedTerm::NONE, start + timeout.min(LONGEST))?;
     let line = Some(receiver.line.clone());
     let state = Outgoing { line, last_word: None, closed: false };
-    let sender = Sender { state: Mutex::new(state) };
+    let sender = Sender { state: Mutex::new(state), switches: OnceLock::new() };
     Ok((sender, receiver))
 }
 
@@ -168,6 +170,21 @@ impl Sender {
             }
             state.last_word = Some(message);
         }
+    }
+
+    /// This rank is connected to these switches, of which it may say that they are lost.
+    pub(crate) fn set_switches(&self, switches: &[LostSwitch]) {
+        // Once, when it has joined.
+        let _ = self.switches.set(switches.to_vec());
+    }
+
+    /// Says last that a switch is lost, and which one if this rank was connected to it.
+    pub(crate) fn say_switch_lost(&self, error: &CollectiveError, detail: String, tree: usize) {
+        let CollectiveError::SwitchLost { switch: address, .. } = error else { return };
+        let mut known = self.switches.get().into_iter().flatten();
+        let switch = known.find(|known| known.address == *address).copied();
+        let (detail, tree) = (shortened(detail), tree as u8);
+        self.say_last(ToController::SwitchLost { detail, tree, switch });
     }
 
     /// Whether the controller has not answered the last word. Its answer is the end.
@@ -347,7 +364,7 @@ mod tests {
         let (listener, stream, sender, mut receiver) = connected();
         drop(stream);
         // The kernel takes it, and nobody reads it.
-        let last = ToController::SwitchLost { detail: "silent".to_owned(), tree: 0 };
+        let last = ToController::SwitchLost { detail: "silent".to_owned(), tree: 0, switch: None };
         sender.say_last(last.clone());
         assert!(sender.owes());
         let resume = Resume {

@@ -165,6 +165,8 @@ pub enum CollectiveError {
         switch: IpAddr,
         /// How that is known.
         detail: String,
+        /// Which process it was, by the number that it has drawn, if the controller has said that.
+        incarnation: Option<u64>,
     },
     /// The collective did not end in time.
     #[error(
@@ -326,8 +328,8 @@ impl CollectiveError {
             AbortReason::Violation { rank, detail } => {
                 Self::Protocol(format!("rank {rank} broke the protocol: {detail}"))
             }
-            AbortReason::SwitchLost { address, detail, .. } => {
-                Self::SwitchLost { switch: address, detail }
+            AbortReason::SwitchLost { address: switch, detail, incarnation, .. } => {
+                Self::SwitchLost { switch, detail, incarnation }
             }
         }
     }
@@ -348,14 +350,14 @@ impl CollectiveError {
             }
             E::Aborted(abort @ Abort::Violation { .. }) => Self::Protocol(abort.to_string()),
             E::Aborted(abort @ Abort::ParentLost) => {
-                Self::SwitchLost { switch, detail: abort.to_string() }
+                Self::SwitchLost { switch, detail: abort.to_string(), incarnation: None }
             }
             E::Aborted(Abort::Requested { code }) => Self::Controller(format!(
                 "no rank has come back to it after it was restarted (code {code})"
             )),
             E::Transport(CompletionStatus::RetryExceeded | CompletionStatus::Flushed) => {
                 let detail = "it does not answer".to_owned();
-                Self::SwitchLost { switch, detail }
+                Self::SwitchLost { switch, detail, incarnation: None }
             }
             E::Transport(status) => {
                 Self::Protocol(format!("the switch at {switch} refused what was sent: {status}"))

@@ -388,8 +388,11 @@ fn join_once(
     }
     let neighbour = |address, incarnation| LostSwitch { address, incarnation: Some(incarnation) };
     let others = plan.more.iter().map(|tree| neighbour(tree.address, tree.incarnation));
-    let neighbours =
+    let neighbours: Vec<LostSwitch> =
         [neighbour(plan.address, plan.incarnation)].into_iter().chain(others).collect();
+    if trees.fallback.is_none() {
+        sender.set_switches(&neighbours);
+    }
     let listener = rendezvous.and_then(|rendezvous| rendezvous.listener);
     let rendezvous = plan.meeting.map(|point| Rendezvous { point: *point, listener });
     let more = plan.more.into_iter().map(|tree| (tree.switch, tree.address));

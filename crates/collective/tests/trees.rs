@@ -163,7 +163,9 @@ fn a_switch_of_one_tree_that_dies_ends_the_communicator_and_is_named() {
         }
     });
     for error in errors {
-        let CollectiveError::SwitchLost { switch, detail } = &error else { panic!("{error:?}") };
+        let CollectiveError::SwitchLost { switch, detail, .. } = &error else {
+            panic!("{error:?}")
+        };
         assert_eq!(*switch, dead, "{detail}");
         assert!(detail.contains("tree 1, from 127."), "{detail}");
     }

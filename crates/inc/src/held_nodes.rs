@@ -131,7 +131,12 @@ impl HeldNodes {
     pub fn happened(&mut self, event: &SwitchEvent) {
         let communicator = event.communicator();
         let Some(held) = self.nodes.get(&communicator) else { return };
-        if let Some(report) = event.report(held.above) {
+        if let Some(mut report) = event.report(held.above) {
+            if let SwitchReport::PeerLost { rank, switch, .. } = &mut report {
+                // The edge has the name of the lowest rank below it.
+                let below = held.below.iter().find(|below| below.rank == *rank);
+                *switch = below.map(|below| below.address);
+            }
             self.untold.entry(communicator).or_insert(report);
         }
     }
@@ -261,6 +266,19 @@ mod tests {
         for communicator in [3, 4] {
             assert_eq!(nodes.next_untold().map(|(untold, _)| untold), Some(communicator));
             nodes.told(communicator, Duration::from_secs(15));
+        }
+    }
+
+    #[test]
+    fn a_node_that_loses_a_switch_below_names_its_address() {
+        for (rank, named) in [(0, None), (1, Some(HERE))] {
+            let mut nodes = HeldNodes::new(7);
+            nodes.made(&create(3));
+            nodes.happened(&lost(3, rank));
+            let Some((3, SwitchReport::PeerLost { switch, .. })) = nodes.next_untold() else {
+                panic!("{:?}", nodes.next_untold())
+            };
+            assert_eq!(switch, named);
         }
     }
 

@@ -108,8 +108,7 @@ impl Failover {
         };
         drop(state);
         tracing::warn!(group = self.config.group, %error, "going on over other trees");
-        let detail = shortened(error.to_string());
-        sender.say_last(ToController::SwitchLost { detail, tree: failed_tree as u8 });
+        sender.say_switch_lost(&error, error.to_string(), failed_tree);
         let loss = Loss { since, error, report, lost };
         let (joined, mut coordinator) = self.join_again(place, &loss)?;
         let Way::Switch(successor) = joined.way.clone() else {
@@ -252,9 +251,11 @@ fn name(group: &str, line: &Line) -> String {
 
 /// The loss, and why the ranks do not go on.
 pub(super) fn not_resumed(error: &CollectiveError, reason: &str) -> CollectiveError {
-    let CollectiveError::SwitchLost { switch, detail } = error else { return error.clone() };
-    let detail = format!("{detail}; the ranks do not go on over other trees: {reason}");
-    CollectiveError::SwitchLost { switch: *switch, detail }
+    let mut error = error.clone();
+    if let CollectiveError::SwitchLost { detail, .. } = &mut error {
+        *detail = format!("{detail}; the ranks do not go on over other trees: {reason}");
+    }
+    error
 }
 
 /// What is made up for, on the new trees.

@@ -212,12 +212,14 @@ pub(super) const fn is_loss(error: &CollectiveError) -> bool {
 /// The switch that is lost, by what is known of it; none where that is another one than this rank is connected to, and not
 /// named.
 fn lost_switch(neighbours: &[LostSwitch], error: &CollectiveError) -> Option<LostSwitch> {
-    let CollectiveError::SwitchLost { switch, detail } = error else { return None };
+    let &CollectiveError::SwitchLost { switch, ref detail, incarnation } = error else {
+        return None;
+    };
     if detail.ends_with(&Abort::ParentLost.to_string()) {
         return None;
     }
-    let known = neighbours.iter().find(|known| known.address == *switch).copied();
-    Some(known.unwrap_or(LostSwitch { address: *switch, incarnation: None }))
+    let known = neighbours.iter().find(|known| known.address == switch).copied();
+    Some(known.unwrap_or(LostSwitch { address: switch, incarnation }))
 }
 
 #[cfg(test)]
@@ -232,10 +234,12 @@ mod tests {
         let neighbours = [LostSwitch { address: address(1), incarnation: Some(7) }];
         let lost = |last, detail: &str| {
             let (switch, detail) = (address(last), detail.to_owned());
-            lost_switch(&neighbours, &CollectiveError::SwitchLost { switch, detail })
+            let incarnation = Some(9);
+            lost_switch(&neighbours, &CollectiveError::SwitchLost { switch, detail, incarnation })
         };
         assert_eq!(lost(1, "it does not answer"), Some(neighbours[0]));
-        let other = LostSwitch { address: address(2), incarnation: None };
+        // The controller knows it.
+        let other = LostSwitch { address: address(2), incarnation: Some(9) };
         assert_eq!(lost(2, "rank 0 cannot reach it"), Some(other));
         // It is the one above.
         assert_eq!(lost(1, &Abort::ParentLost.to_string()), None);

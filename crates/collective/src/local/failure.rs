@@ -44,7 +44,9 @@ impl Failure {
             CollectiveError::Overdue { ranks, what } => {
                 Self::Overdue { ranks: ranks.into(), what: what + STANDS_FOR_HOST }
             }
-            CollectiveError::SwitchLost { switch, detail } => Self::SwitchLost { switch, detail },
+            CollectiveError::SwitchLost { switch, detail, .. } => {
+                Self::SwitchLost { switch, detail }
+            }
             error @ CollectiveError::Timeout { .. } => {
                 Self::Overdue { ranks: Vec::new(), what: error.to_string() }
             }
@@ -74,7 +76,9 @@ impl From<Failure> for CollectiveError {
             Failure::PeerLost { rank, detail } => Self::PeerLost { rank, detail },
             Failure::Mismatch { rank, what } => Self::Mismatch { rank, what },
             Failure::Overdue { ranks, what } => Self::Overdue { ranks: ranks.into(), what },
-            Failure::SwitchLost { switch, detail } => Self::SwitchLost { switch, detail },
+            Failure::SwitchLost { switch, detail } => {
+                Self::SwitchLost { switch, detail, incarnation: None }
+            }
         }
     }
 }

@@ -33,6 +33,14 @@ pub(super) struct Held {
     gone: bool,
 }
 
+impl Switch {
+    /// That it is lost, and how that is known.
+    pub(super) fn lost(&self, detail: String) -> AbortReason {
+        let (name, incarnation) = (self.name.clone(), Some(self.incarnation));
+        AbortReason::SwitchLost { name, address: self.address, detail, incarnation }
+    }
+}
+
 impl Controller {
     /// Whether what a switch says of itself can be.
     pub(super) fn check_presence(&self, presence: &Presence) -> Result<(), Refusal> {
@@ -204,7 +212,7 @@ impl Controller {
     pub(super) fn all_named(&mut self, id: SwitchId) {
         let Some(switch) = self.switches.get(&id) else { return };
         let Some(connection) = switch.connection else { return };
-        let (name, address) = (switch.name.clone(), switch.address);
+        let reason = switch.lost("it has lost its part of the communicator".to_owned());
         let has = |communicator: &u64| switch.communicators.contains_key(communicator);
         let mut lost: BTreeSet<GroupId> = BTreeSet::new();
         for (&group, state) in &self.groups {
@@ -224,9 +232,7 @@ impl Controller {
         }
         self.unclaimed.retain(|(_, communicator)| self.held.contains_key(communicator));
         for group in lost {
-            let detail = "it has lost its part of the communicator".to_owned();
-            let reason = AbortReason::SwitchLost { name: name.clone(), address, detail };
-            self.end_group(group, &End::Aborted(reason));
+            self.end_group(group, &End::Aborted(reason.clone()));
         }
         self.send(connection, FromController::Registered);
         self.tell_controllers(connection);
@@ -247,8 +253,7 @@ impl Controller {
     /// Ends the groups that are being made with a switch.
     fn end_forming(&mut self, id: SwitchId, detail: &str) {
         let Some(switch) = self.switches.get(&id) else { return };
-        let (name, address, detail) = (switch.name.clone(), switch.address, detail.to_owned());
-        let reason = AbortReason::SwitchLost { name, address, detail };
+        let reason = switch.lost(detail.to_owned());
         let uses =
             |(&group, state): (&GroupId, &Group)| (state.uses(id) && !state.ready).then_some(group);
         let groups: Vec<GroupId> = self.groups.iter().filter_map(uses).collect();
@@ -305,16 +310,32 @@ impl Controller {
         }
     }
 
-    /// The switch of a child of such a node, if its edge has the name of this rank and it is no host.
-    pub(super) fn switch_below_held(
-        &self,
-        communicator: u64,
-        rank: u32,
-    ) -> Option<(String, IpAddr)> {
-        let below = self.held.get(&communicator)?.below.iter().find(|below| below.rank == rank)?;
-        let mut switches = self.switches.values();
-        let name = switches.find(|switch| switch.address == below.address)?.name.clone();
-        Some((name, below.address))
+    /// The address of the switch of a child of such a node, if its edge has the name of this rank and it is no host.
+    pub(super) fn switch_below_held(&self, communicator: u64, rank: u32) -> Option<IpAddr> {
+        let mut below = self.held.get(&communicator)?.below.iter();
+        Some(below.find(|below| below.rank == rank)?.address)
+    }
+
+    /// The name of the switch that is at an address now; empty where none has registered.
+    pub(super) fn name_at(&self, address: IpAddr) -> String {
+        let switch = self.real_switches().find(|switch| switch.address == address);
+        switch.map(|switch| switch.name.clone()).unwrap_or_default()
+    }
+
+    /// That a switch is lost of which no more is known than its address. Which process it was is known where the one that
+    /// is there now has nodes of the group: it may be a later one.
+    pub(super) fn lost_at(&self, id: GroupId, address: IpAddr, detail: String) -> AbortReason {
+        let identity = self.groups.get(&id).map(|group| group.identity);
+        let has = |id| self.held.values().any(|it| it.switch == id && Some(it.group) == identity);
+        let mut switches = self.switches.iter().filter(|(_, switch)| switch.address == address);
+        let known = switches.find(|&(&id, switch)| switch.host.is_none() && has(id));
+        match known {
+            Some((_, switch)) => switch.lost(detail),
+            None => {
+                let (name, incarnation) = (self.name_at(address), None);
+                AbortReason::SwitchLost { name, address, detail, incarnation }
+            }
+        }
     }
 
     /// As [`Group::nodes_elsewhere`], of such nodes.

@@ -406,8 +406,8 @@ impl Controller {
             // Of a communicator that an earlier controller has made: it goes on without.
             (Role::Host { group, .. }, message) if self.is_of_before(group, &message) => {}
             (Role::Switch(id), ToController::Held { nodes }) => self.holds(id, nodes),
-            (Role::Host { group, .. }, ToController::SwitchLost { detail, tree }) => {
-                self.switch_lost_to(connection, group, tree.into(), &detail);
+            (Role::Host { group, .. }, ToController::SwitchLost { detail, tree, switch }) => {
+                self.switch_lost_to(connection, group, (tree.into(), switch), &detail);
             }
             (
                 Role::Switch(id),

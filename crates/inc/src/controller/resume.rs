@@ -13,12 +13,12 @@ use super::group::{End, Group, Member};
 use super::hosts::check_addresses;
 use super::inventory::Held;
 use super::{
-    CLOSED, ConnectionId, Controller, GroupId, Output, Placement, Role, TokenKind, is_name,
+    CLOSED, ConnectionId, Controller, GroupId, Output, Placement, Role, Switch, TokenKind, is_name,
 };
 use crate::plan::SwitchId;
 use crate::protocol::{
-    AbortReason, FallbackOffer, FromController, GroupIdentity, MAX_TERM, RankList, Refusal, Resume,
-    TokenProblem, shortened,
+    AbortReason, FallbackOffer, FromController, GroupIdentity, LostSwitch, MAX_TERM, RankList,
+    Refusal, Resume, TokenProblem, shortened,
 };
 use crate::spec::MAX_WORLD;
 
@@ -322,12 +322,12 @@ impl Controller {
         }
     }
 
-    /// A rank says that its switch in a tree is lost.
+    /// A rank says that its switch in a tree is lost, and which that is.
     pub(super) fn switch_lost_to(
         &mut self,
         connection: ConnectionId,
         id: GroupId,
-        tree: usize,
+        (tree, named): (usize, Option<LostSwitch>),
         detail: &str,
     ) {
         let Some(group) = self.groups.get(&id) else { return };
@@ -336,28 +336,40 @@ impl Controller {
             let detail = "a host cannot send SwitchLost now".to_owned();
             return self.misbehaved(connection, detail);
         };
-        let leaf = group.trees.as_ref().and_then(|trees| trees.leaf_of(tree, rank));
-        let switch = leaf.map(|leaf| leaf.switch).or_else(|| {
-            // One switch is the one. Of several it is not known which.
-            let ours = |held: &&Held| held.group == group.identity && held.tree == tree;
-            let held = self.held.values().filter(ours);
-            let all: BTreeSet<SwitchId> = held.map(|held| held.switch).collect();
-            all.first().copied().filter(|_| all.len() == 1)
-        });
         let detail = shortened(format!("rank {rank} cannot reach it: {detail}"));
-        let reason = match switch.and_then(|id| self.switches.get(&id)) {
-            Some(switch) => {
-                let (name, address) = (switch.name.clone(), switch.address);
-                AbortReason::SwitchLost { name, address, detail }
-            }
-            // Where hosts take the place of switches, the host that is away was perhaps that one.
-            None => {
-                let away = group.members.iter().find(|(_, member)| member.away_until.is_some());
-                let rank = away.map_or(rank, |(&rank, _)| rank);
-                AbortReason::PeerLost { rank, detail: shortened(format!("its switch: {detail}")) }
-            }
+        let leaf = group.trees.as_ref().and_then(|trees| trees.leaf_of(tree, rank));
+        let known = leaf.and_then(|leaf| self.switches.get(&leaf.switch));
+        let reason = match (known, named) {
+            (Some(switch), _) => switch.lost(detail),
+            // One of before. It may not have come back here.
+            (None, Some(LostSwitch { address, incarnation })) => AbortReason::SwitchLost {
+                name: self.name_at(address),
+                address,
+                detail,
+                incarnation,
+            },
+            (None, None) => match self.only_held(group.identity, tree) {
+                Some(switch) => switch.lost(detail),
+                // Where hosts take the place of switches, the host that is away was perhaps that one.
+                None => {
+                    let away = group.members.iter().find(|(_, member)| member.away_until.is_some());
+                    let rank = away.map_or(rank, |(&rank, _)| rank);
+                    let detail = shortened(format!("its switch: {detail}"));
+                    AbortReason::PeerLost { rank, detail }
+                }
+            },
         };
         self.end_group(id, &End::Aborted(reason));
+    }
+
+    /// The switch that has the nodes of a group's tree from before, if it is one: of several it is not known which a rank
+    /// is connected to.
+    fn only_held(&self, group: GroupIdentity, tree: usize) -> Option<&Switch> {
+        let ours = |held: &&Held| held.group == group && held.tree == tree;
+        let all: BTreeSet<SwitchId> =
+            self.held.values().filter(ours).map(|held| held.switch).collect();
+        let only = all.first().filter(|_| all.len() == 1)?;
+        self.switches.get(only)
     }
 }
 

@@ -91,25 +91,23 @@ impl Controller {
             },
         };
         let reason = match report {
-            SwitchReport::PeerLost { rank, detail } => {
+            SwitchReport::PeerLost { rank, detail, switch: below } => {
                 let detail = self.on_tree(id, node, communicator, Some(rank), detail);
-                let below = match node {
-                    Some(node) => self.switch_below(id, node, rank),
-                    None => self.switch_below_held(communicator, rank),
-                };
-                match below {
-                    // All that the switch above knows of it is the lowest rank below.
-                    Some((name, address)) => AbortReason::SwitchLost { name, address, detail },
-                    None => AbortReason::PeerLost { rank, detail },
+                // All that the data path of the switch above knows of it is the lowest rank below.
+                let known = node.and_then(|node| self.switch_below(id, node, rank));
+                let below = below.or_else(|| self.switch_below_held(communicator, rank));
+                match (known, below.filter(|_| node.is_none())) {
+                    (Some(switch), _) => switch.lost(detail),
+                    (None, Some(address)) => self.lost_at(id, address, detail),
+                    (None, None) => AbortReason::PeerLost { rank, detail },
                 }
             }
             SwitchReport::ParentLost { address, detail } => {
-                let above = self
-                    .switch_above(id, node)
-                    .or_else(|| self.real_switches().find(|switch| switch.address == address));
-                let name = above.map(|switch| switch.name.clone()).unwrap_or_default();
                 let detail = self.on_tree(id, node, communicator, None, detail);
-                AbortReason::SwitchLost { name, address, detail }
+                match self.switch_above(id, node) {
+                    Some(switch) => switch.lost(detail),
+                    None => self.lost_at(id, address, detail),
+                }
             }
             SwitchReport::Mismatch { rank, detail } => {
                 AbortReason::Mismatch { rank, detail: shortened(detail) }
@@ -162,15 +160,12 @@ impl Controller {
     }
 
     /// The switch of a node's child, if its edge has the name of this rank and it is no host.
-    fn switch_below(&self, id: GroupId, node: usize, rank: u32) -> Option<(String, IpAddr)> {
+    fn switch_below(&self, id: GroupId, node: usize, rank: u32) -> Option<&Switch> {
         let trees = self.groups.get(&id)?.trees.as_ref()?;
         let mut children = trees.nodes()[node].children.iter();
         match *children.find(|&&child| trees.lowest_rank(child) == rank)? {
             Child::Host { .. } => None,
-            Child::Switch { node } => {
-                let switch = self.switches.get(&trees.nodes()[node].switch)?;
-                Some((switch.name.clone(), switch.address))
-            }
+            Child::Switch { node } => self.switches.get(&trees.nodes()[node].switch),
         }
     }
 
@@ -184,8 +179,7 @@ impl Controller {
         };
         let groups: Vec<GroupId> = self.groups.iter().filter_map(uses).collect();
         for group in groups {
-            let (name, address) = (switch.name.clone(), switch.address);
-            let reason = AbortReason::SwitchLost { name, address, detail: detail.to_owned() };
+            let reason = switch.lost(detail.to_owned());
             self.end_group(group, &End::Aborted(reason));
         }
     }

@@ -468,7 +468,7 @@ fn a_switch_that_is_restarted_is_named_to_all_its_ranks() {
     world.close(SWITCH);
     let reason = |detail: &str| {
         let (name, address) = ("s".to_owned(), IpAddr::from([127, 0, 1, 1]));
-        AbortReason::SwitchLost { name, address, detail: detail.to_owned() }
+        AbortReason::SwitchLost { name, address, detail: detail.to_owned(), incarnation: Some(0) }
     };
     assert_eq!(world.refusal(c), Refusal::Aborted { reason: reason(PEER_LOST) });
     assert_eq!(world.heard(a[0]), []);
@@ -605,7 +605,7 @@ fn communicators_are_spread_over_the_switches() {
 fn what_a_switch_reports_ends_the_group_without_an_echo() {
     for (report, reason) in [
         (
-            SwitchReport::PeerLost { rank: 1, detail: "silent".to_owned() },
+            SwitchReport::PeerLost { rank: 1, detail: "silent".to_owned(), switch: None },
             AbortReason::PeerLost { rank: 1, detail: "silent".to_owned() },
         ),
         (

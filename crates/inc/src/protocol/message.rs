@@ -130,6 +130,9 @@ pub enum ToController {
         /// The switch of which tree.
         #[serde(default, skip_serializing_if = "is_first")]
         tree: u8,
+        /// Which it is, if it is no host: a controller that was restarted may never have heard of it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        switch: Option<LostSwitch>,
     },
     /// The answer to [`FromController::Ping`].
     Pong,
@@ -571,6 +574,9 @@ pub enum SwitchReport {
         rank: u32,
         /// How the connection ended.
         detail: String,
+        /// The address of the switch that the rank is below, if that is who does not answer.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        switch: Option<IpAddr>,
     },
     /// The switch above no longer answers on the data network.
     ParentLost {

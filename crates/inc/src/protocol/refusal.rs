@@ -53,6 +53,9 @@ pub enum AbortReason {
         address: IpAddr,
         /// How that is known.
         detail: String,
+        /// Which process it was, if that is known. Another process there is another switch.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        incarnation: Option<u64>,
     },
 }
 
@@ -329,6 +332,7 @@ mod tests {
             name: "s\"1".to_owned(),
             address: "127.0.0.9".parse().unwrap(),
             detail: "é".to_owned(),
+            incarnation: Some(u64::MAX),
         };
         let message = FromController::Refused { reason: Refusal::Aborted { reason } };
         let mut decoder = FrameDecoder::new();

@@ -83,7 +83,7 @@ impl SwitchEvent {
         Some(match *self {
             Self::ChildLost { rank, status, .. } => {
                 let detail = format!("it does not answer the switch: {status}");
-                SwitchReport::PeerLost { rank, detail }
+                SwitchReport::PeerLost { rank, detail, switch: None }
             }
             Self::Mismatch { mismatch, .. } => {
                 let detail = mismatch.to_string();

@@ -299,7 +299,7 @@ fn what_a_hosts_switch_reports_ends_the_group_and_names_the_rank() {
     let mut world = World::new();
     let hosts = ready(&mut world, 3);
     let (host, communicator) = hosts.nodes[0];
-    let report = SwitchReport::PeerLost { rank: 2, detail: "silent".to_owned() };
+    let report = SwitchReport::PeerLost { rank: 2, detail: "silent".to_owned(), switch: None };
     world.say(host, ToController::Report { communicator, report });
     for &host in &hosts.all {
         let heard = world.heard(host);
@@ -317,7 +317,7 @@ fn a_host_whose_switch_is_silent_is_lost_as_a_rank() {
     let (of_tree_1, _) = hosts.nodes[1];
     let rank = (of_tree_1.0 - 100) as u32;
     let detail = "it does not answer".to_owned();
-    world.say(hosts.all[0], ToController::SwitchLost { detail, tree: 1 });
+    world.say(hosts.all[0], ToController::SwitchLost { detail, tree: 1, switch: None });
     let heard = world.heard(hosts.all[0]);
     let Some(FromController::Abort { reason: AbortReason::PeerLost { rank: named, .. } }) =
         heard.last()
@@ -360,7 +360,7 @@ fn hosts_come_back_and_are_asked_at_their_new_connections() {
     world.connect(new);
     let again = resume.clone();
     world.say(new, ToController::Resume(resume));
-    let report = SwitchReport::PeerLost { rank: 0, detail: "silent".to_owned() };
+    let report = SwitchReport::PeerLost { rank: 0, detail: "silent".to_owned(), switch: None };
     world.say(new, ToController::Report { communicator, report });
     world.say(new, ToController::CommunicatorDestroyed { communicator });
     assert_eq!(world.heard(new), [FromController::Resumed]);
@@ -374,7 +374,10 @@ fn hosts_come_back_and_are_asked_at_their_new_connections() {
         world.say(host, ToController::Resume(Resume { rank, address, ..again.clone() }));
     }
     world.close(goes);
-    world.say(stays, ToController::SwitchLost { detail: "silent".to_owned(), tree: 0 });
+    world.say(
+        stays,
+        ToController::SwitchLost { detail: "silent".to_owned(), tree: 0, switch: None },
+    );
     let heard = world.heard(stays);
     let lost = |message: &FromController| format!("{message:?}").contains("PeerLost { rank: 1");
     assert!(heard.iter().any(lost), "{heard:?}");
@@ -498,6 +501,17 @@ fn a_switch_that_the_ranks_have_lost_does_not_serve_them_again() {
         panic!("{heard:?}")
     };
     assert_eq!(reason, "its ranks have lost the switches that have registered");
+    // It leaves with the rank that has said it.
+    let mut world = World::new();
+    world.switch(ConnectionId(1), "s1", 1);
+    let first = join(&mut world, Hello { avoid: vec![lost(1, Some(0))], ..able(3, 0) });
+    join(&mut world, able(3, 1));
+    world.close(first);
+    let last = join(&mut world, able(3, 2));
+    let again = ConnectionId(200);
+    world.connect(again);
+    world.say(again, ToController::Join(able(3, 0)));
+    assert!(matches!(world.heard(last)[..], [FromController::GroupReady { hosts: None, .. }]));
     // What one rank says counts for all, and not without end.
     let mut world = World::new();
     world.switch(ConnectionId(1), "s1", 1);

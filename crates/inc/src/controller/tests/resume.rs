@@ -1,7 +1,7 @@
 //! Controllers that are restarted or stand still, and peers that come back.
 
 use super::*;
-use crate::protocol::{HeldNode, MAX_HELD, MAX_TERM, Resume, SwitchBelow};
+use crate::protocol::{HeldNode, LostSwitch, MAX_HELD, MAX_TERM, Resume, SwitchBelow};
 
 const IDENTITY: [u64; 2] = [11, 12];
 const NUMBER: u64 = 77;
@@ -414,7 +414,8 @@ fn a_switch_that_is_cut_off_serves_what_it_serves() {
     world.switch_with(again, "s", 1, presence);
     let detail = "it has lost its part of the communicator".to_owned();
     let (name, address) = ("s".to_owned(), IpAddr::from([127, 0, 1, 1]));
-    let reason = AbortReason::SwitchLost { name, address, detail };
+    let incarnation = Some(3);
+    let reason = AbortReason::SwitchLost { name, address, detail, incarnation };
     assert_eq!(world.heard(hosts[0]), [FromController::Abort { reason }]);
 }
 
@@ -484,7 +485,7 @@ fn a_switch_that_has_found_a_dead_rank_meanwhile_names_it() {
     world.say(SWITCH, ToController::Held { nodes: vec![node(IDENTITY, NUMBER)] });
     let host = back(&mut world, 1, claim("g", 2, 0));
     world.heard(host);
-    let report = SwitchReport::PeerLost { rank: 1, detail: "silent".to_owned() };
+    let report = SwitchReport::PeerLost { rank: 1, detail: "silent".to_owned(), switch: None };
     world.say(SWITCH, ToController::Report { communicator: NUMBER, report });
     assert_eq!(world.heard(host), lost(1, "silent"));
     assert_eq!(world.heard(SWITCH), [FromController::Registered]);
@@ -497,7 +498,7 @@ fn what_a_switch_reports_before_the_first_rank_is_back_is_kept() {
         let mut world = World::new();
         let first = host_first.then(|| back(&mut world, 1, claim("g", 3, 0)));
         world.switch_with(SWITCH, "s", 1, holding(1));
-        let report = SwitchReport::PeerLost { rank: 2, detail: "silent".to_owned() };
+        let report = SwitchReport::PeerLost { rank: 2, detail: "silent".to_owned(), switch: None };
         world.say(SWITCH, ToController::Report { communicator: NUMBER, report });
         let named = if held { node(IDENTITY, NUMBER) } else { node([5, 6], 1) };
         world.say(SWITCH, ToController::Held { nodes: vec![named] });
@@ -516,7 +517,7 @@ fn early_reports_are_bounded_and_forgotten() {
     let mut world = World::new();
     world.switch_with(SWITCH, "s", 1, holding(0));
     for communicator in 0..2000 {
-        let report = SwitchReport::PeerLost { rank: 2, detail: "x".repeat(5000) };
+        let report = SwitchReport::PeerLost { rank: 2, detail: "x".repeat(5000), switch: None };
         world.say(SWITCH, ToController::Report { communicator, report });
     }
     let early = |world: &World| {
@@ -549,7 +550,7 @@ fn a_switch_below_that_is_lost_is_named_and_not_a_rank() {
     world.say(SWITCH, ToController::Held { nodes: vec![node] });
     let host = back(&mut world, 1, claim("g", 2, 0));
     world.heard(host);
-    let report = SwitchReport::PeerLost { rank: 1, detail: "silent".to_owned() };
+    let report = SwitchReport::PeerLost { rank: 1, detail: "silent".to_owned(), switch: None };
     world.say(SWITCH, ToController::Report { communicator: NUMBER, report });
     let heard = world.heard(host);
     let [FromController::Abort { reason: AbortReason::SwitchLost { name, .. } }] = &heard[..]
@@ -564,13 +565,68 @@ fn a_rank_whose_switch_is_lost_is_not_blamed() {
     let mut world = World::new();
     world.switch(SWITCH, "s", 1);
     let (hosts, _) = world.ready(10, "g", 2);
-    world.say(hosts[0], ToController::SwitchLost { detail: "silent".to_owned(), tree: 0 });
+    world.say(
+        hosts[0],
+        ToController::SwitchLost { detail: "silent".to_owned(), tree: 0, switch: None },
+    );
     let heard = world.heard(hosts[1]);
     let [FromController::Abort { reason: AbortReason::SwitchLost { name, .. } }] = &heard[..]
     else {
         panic!("{heard:?}");
     };
     assert_eq!(name, "s");
+}
+
+/// That a switch is lost, as a controller says that was restarted since.
+fn switch_lost(
+    name: &str,
+    address: u8,
+    detail: &str,
+    incarnation: Option<u64>,
+) -> [FromController; 1] {
+    let (name, address) = (name.to_owned(), IpAddr::from([127, 0, 1, address]));
+    let detail = detail.to_owned();
+    let reason = AbortReason::SwitchLost { name, address, detail, incarnation };
+    [FromController::Abort { reason }]
+}
+
+#[test]
+fn a_switch_that_does_not_come_back_is_told_as_a_switch_and_not_as_a_rank() {
+    let mut world = World::new();
+    let hosts = [0, 1].map(|rank| back(&mut world, rank.into(), claim("g", 2, rank)));
+    hosts.iter().for_each(|&host| drop(world.heard(host)));
+    let (address, detail) = (IpAddr::from([127, 0, 1, 1]), "silent".to_owned());
+    let switch = Some(LostSwitch { address, incarnation: Some(7) });
+    world.say(hosts[1], ToController::SwitchLost { detail, tree: 0, switch });
+    let expected = switch_lost("", 1, "rank 1 cannot reach it: silent", Some(7));
+    for host in hosts {
+        assert_eq!(world.heard(host), expected);
+    }
+    // So does who comes later.
+    let late = back(&mut world, 9, claim("g", 2, 0));
+    assert_eq!(world.heard(late), expected);
+}
+
+#[test]
+fn a_switch_below_that_does_not_come_back_is_told_as_a_switch() {
+    let address = IpAddr::from([127, 0, 1, 2]);
+    // The one above has its node still, which says whose the edge is, or says it itself.
+    for held in [true, false] {
+        let mut world = World::new();
+        let host = back(&mut world, 1, claim("g", 2, 0));
+        world.heard(host);
+        world.switch_with(SWITCH, "s", 1, holding(1));
+        let below = vec![SwitchBelow { rank: 1, address }];
+        let ours = HeldNode { below, ..node(IDENTITY, NUMBER) };
+        let named = if held { ours } else { node([5, 6], 1) };
+        let switch = (!held).then_some(address);
+        let report = SwitchReport::PeerLost { rank: 1, detail: "silent".to_owned(), switch };
+        world.say(SWITCH, ToController::Held { nodes: vec![named] });
+        // Another process is at its address, perhaps: it has nothing of the group, and is not the one that was lost.
+        world.switch(ConnectionId(1001), "t", 2);
+        world.say(SWITCH, ToController::Report { communicator: NUMBER, report });
+        assert_eq!(world.heard(host), switch_lost("t", 2, "silent", None), "{held}");
+    }
 }
 
 #[test]

@@ -143,12 +143,15 @@ fn who_is_lost_on_a_tree_is_named_with_tree_address_and_switch() {
     };
     let mut world = World::new();
     let (hosts, nodes) = ready(&mut world);
-    let report = SwitchReport::PeerLost { rank: 1, detail: "silent".to_owned() };
+    let report = SwitchReport::PeerLost { rank: 1, detail: "silent".to_owned(), switch: None };
     world.say(OTHER, ToController::Report { communicator: nodes[1], report });
     assert_eq!(lost(&mut world, hosts), "rank 1 is lost: tree 1 at 127.0.10.2: silent");
     let mut world = World::new();
     let (hosts, _) = ready(&mut world);
-    world.say(hosts[1], ToController::SwitchLost { detail: "silent".to_owned(), tree: 1 });
+    world.say(
+        hosts[1],
+        ToController::SwitchLost { detail: "silent".to_owned(), tree: 1, switch: None },
+    );
     let wanted = "switch \"t\" at 127.0.1.2 is lost: rank 1 cannot reach it: silent";
     assert_eq!(lost(&mut world, hosts), wanted);
 }
@@ -225,7 +228,7 @@ fn a_restarted_controller_knows_which_tree_a_node_is_of() {
     };
     let mut told = Vec::new();
     for report in [
-        SwitchReport::PeerLost { rank: 1, detail: "silent".to_owned() },
+        SwitchReport::PeerLost { rank: 1, detail: "silent".to_owned(), switch: None },
         SwitchReport::Mismatch { rank: 1, detail: "count".to_owned() },
     ] {
         let mut world = World::new();
@@ -242,7 +245,8 @@ fn a_restarted_controller_knows_which_tree_a_node_is_of() {
     assert_eq!((&told[1].1[..], &told[1].2[..]), (&[destroy][..], &[][..]));
     let mut world = World::new();
     let host = back(&mut world);
-    world.say(host, ToController::SwitchLost { detail: "silent".to_owned(), tree: 1 });
+    world
+        .say(host, ToController::SwitchLost { detail: "silent".to_owned(), tree: 1, switch: None });
     let heard = world.heard(host);
     let [FromController::Abort { reason }] = &heard[..] else { panic!("{heard:?}") };
     assert!(reason.to_string().starts_with("switch \"t\" at 127.0.1.2 is lost"), "{reason}");

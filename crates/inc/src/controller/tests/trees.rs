@@ -566,7 +566,7 @@ fn answers_that_nobody_waits_for_change_nothing() {
             ToController::CommunicatorCreated { communicator, edges: Vec::new(), uplink: None },
         );
         // Another switch's.
-        let report = SwitchReport::PeerLost { rank: 0, detail: String::new() };
+        let report = SwitchReport::PeerLost { rank: 0, detail: String::new(), switch: None };
         lab.say(1 - switch, ToController::Report { communicator, report });
         lab.say(1 - switch, ToController::CommunicatorCreated { communicator, edges, uplink });
     }
@@ -592,7 +592,8 @@ fn a_switch_that_dies_ends_the_trees_that_it_is_part_of_and_no_others() {
         let register = ToController::Register { name: name.clone(), address, limits, presence };
         lab.world.say(again, register);
         let detail = "it was restarted".to_owned();
-        let reason = AbortReason::SwitchLost { name, address, detail };
+        let incarnation = Some(0);
+        let reason = AbortReason::SwitchLost { name, address, detail, incarnation };
         let abort = [FromController::Abort { reason }];
         for host in wide {
             assert_eq!(lab.world.heard(host), abort);
@@ -640,7 +641,7 @@ fn every_node_is_told_of_a_rank_that_dies_and_destroyed_in_time() {
 fn what_a_node_reports_ends_the_whole_tree() {
     let detail = "as the switch says".to_owned();
     for (report, aborted) in [
-        (SwitchReport::PeerLost { rank: 7, detail: detail.clone() }, true),
+        (SwitchReport::PeerLost { rank: 7, detail: detail.clone(), switch: None }, true),
         (SwitchReport::Mismatch { rank: 7, detail: detail.clone() }, false),
         (SwitchReport::Violation { rank: 7, detail: detail.clone() }, false),
         // It is the lowest below a switch, which is well.
@@ -697,12 +698,13 @@ fn a_switch_that_does_not_answer_the_one_above_is_named() {
         let below = below.map(|node: usize| lab.nodes[&nodes[node]].switch);
         let (communicator, detail) = (nodes[reporter], "it does not answer".to_owned());
         let switch = lab.nodes[&communicator].switch;
-        let report = SwitchReport::PeerLost { rank: 4, detail: detail.clone() };
+        let report = SwitchReport::PeerLost { rank: 4, detail: detail.clone(), switch: None };
         lab.say(switch, ToController::Report { communicator, report });
         let reason = match below {
             Some(switch) => {
                 let (name, address) = (format!("s{switch}"), address(switch));
-                AbortReason::SwitchLost { name, address, detail }
+                let incarnation = Some(0);
+                AbortReason::SwitchLost { name, address, detail, incarnation }
             }
             None => AbortReason::PeerLost { rank: 4, detail },
         };

@@ -4,8 +4,8 @@
 use core::time::Duration;
 
 use millstream_inc::protocol::{
-    AbortReason, Commanded, FallbackOffer, FromController, Hello, ObeyedTerm, Resume, TermError,
-    ToController,
+    AbortReason, Commanded, FallbackOffer, FromController, Hello, LostSwitch, ObeyedTerm, Resume,
+    TermError, ToController,
 };
 use millstream_inc::{Abort, CollectiveError};
 use millstream_roce::{
@@ -83,6 +83,8 @@ pub(super) struct Rank {
     last_word: Option<ToController>,
     left: Vec<(u32, u64)>,
     verdict: Option<Blamed>,
+    /// The one that it is connected to.
+    pub(super) switch: Option<LostSwitch>,
 }
 
 impl Rank {
@@ -99,6 +101,7 @@ impl Rank {
             last_word: None,
             left: Vec::new(),
             verdict: None,
+            switch: None,
         }
     }
 }
@@ -325,7 +328,8 @@ impl Director {
         let heard = error == Some(CollectiveError::Aborted(Abort::ParentLost));
         if from_switch && blamed == Blamed::Switch && !heard {
             let detail = "it does not answer".to_owned();
-            self.say_last(network, machine, ToController::SwitchLost { detail, tree: 0 });
+            let switch = self.ranks[machine].switch;
+            self.say_last(network, machine, ToController::SwitchLost { detail, tree: 0, switch });
         }
         let linger = Duration::from_millis(self.rng.below(1500));
         let until = network.after(linger);

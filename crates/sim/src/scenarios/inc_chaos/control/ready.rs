@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use millstream_inc::protocol::{Plan, Resume, ToController};
+use millstream_inc::protocol::{LostSwitch, Plan, Resume, ToController};
 use millstream_inc::{ACKNOWLEDGEMENT_DELAY, CONTROL_BYTES, HostConfig, HostWorker};
 use millstream_roce::{Access, CompletionQueueId, QueuePairCapabilities, QueuePairConfig};
 use millstream_wire::{Psn, Qpn};
@@ -85,7 +85,7 @@ impl Director {
         let random = self.rng.bits();
         let (job, number) = (self.ranks[machine].job, self.ranks[machine].rank);
         let arenas = self.take_arenas(job, number);
-        let Rank { prepared, hello, resume, stage, .. } = &mut self.ranks[machine];
+        let Rank { prepared, hello, resume, stage, switch, .. } = &mut self.ranks[machine];
         let (Some(prepared), Some(hello)) = (prepared.take(), hello.take()) else {
             return network.violate("a plan came before the group was ready".to_owned());
         };
@@ -103,6 +103,8 @@ impl Director {
             more_addresses: Vec::new(),
         });
         *stage = Stage::Working;
+        let incarnation = Some(plan.incarnation);
+        *switch = Some(LostSwitch { address: plan.address, incarnation });
         let worker = HostWorker::new(config).expect("segment and window are in range");
         let jobs = &self.world.jobs[job];
         network.with_machine(NodeId(machine), |it, _| {
