@@ -71,6 +71,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         proofs,
         no_segmentation_offload,
     } = arguments;
+    millstream_net::give_back_large_blocks();
     let (token, tls) = (proofs.token()?, proofs.tls(controller)?);
     bind::check(bind_address.as_slice())?;
     let controllers = address::resolve_controllers(controller)?;

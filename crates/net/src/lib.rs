@@ -14,6 +14,7 @@
 
 pub mod address;
 pub mod affinity;
+mod allocator;
 pub mod baseline;
 mod batch;
 #[cfg_attr(millstream_loom, path = "model/clock.rs")]
@@ -64,6 +65,7 @@ pub mod udp;
 mod waiters;
 mod wake;
 
+pub use allocator::give_back_large_blocks;
 pub use clock::now;
 pub use counters::DriverCounters;
 pub use driver::{Driver, UnknownDriver};
