@@ -281,7 +281,7 @@ fn accept_loop(listener: &TcpListener, shared: &Arc<Shared>) {
         let Some(connection) = shared.admit(stream, client) else { continue };
         let spawned = thread::Builder::new()
             .name("serve".to_owned())
-            .spawn(move || (connection.shared.serve)(&connection));
+            .spawn(ends_between_forks(move || (connection.shared.serve)(&connection)));
         if let Err(error) = spawned {
             tracing::warn!(%client, %error, "cannot start a thread for a connection");
         }

@@ -28,8 +28,11 @@ pub struct Config {
     pub connection_silence: Duration,
     /// While other rails of the flow complete, one that is measured has failed after 8 round trips of
     /// silence, or 4 times what it needs for what is in flight, but not before this; and one on which slices have
-    /// completed regularly after 3 times what it needs, or 4 times its longest pause, but not before half of this.
+    /// completed regularly after 3 times what it needs, or 4 times its longest pause, but not before
+    /// [`Config::least_regular_silence`].
     pub least_silence: Duration,
+    /// See `least_silence`, which it is not longer than.
+    pub least_regular_silence: Duration,
     /// How often the peer is asked to confirm a fence.
     pub fence_interval: Duration,
     /// How long its confirmation is waited for, by tasks that are to end. Those that are to go on wait for
@@ -64,6 +67,7 @@ impl Default for Config {
             silence: Duration::from_secs(3),
             connection_silence: Duration::from_secs(3),
             least_silence: Duration::from_millis(100),
+            least_regular_silence: Duration::from_millis(50),
             fence_interval: Duration::from_millis(250),
             fence_timeout: Duration::from_secs(2),
             patience: Duration::from_secs(4),

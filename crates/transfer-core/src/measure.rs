@@ -123,8 +123,10 @@ impl Silences {
         self.present = self.present.max(nanos);
     }
 
-    fn longest(&self) -> Option<u64> {
-        self.past.map(|past| past.max(self.present))
+    /// What was before a rest says nothing of what comes after it.
+    fn longest(&self, now: Instant) -> Option<u64> {
+        let past = self.past.filter(|_| now.nanos_since(self.epoch_start) < 2 * REGULAR);
+        past.map(|past| past.max(self.present))
     }
 }
 
@@ -281,8 +283,8 @@ impl Measure {
 
     /// The longest time of the last 2 to 4 s in which nothing completed of what was in flight; `None` where too little
     /// did to say that.
-    pub(crate) fn longest_silence(&self) -> Option<Duration> {
-        self.silences.longest().map(Duration::from_nanos)
+    pub(crate) fn longest_silence(&self, now: Instant) -> Option<Duration> {
+        self.silences.longest(now).map(Duration::from_nanos)
     }
 
     /// Bytes per second; `None` before anything was measured.

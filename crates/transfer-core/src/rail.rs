@@ -285,13 +285,17 @@ impl Rail {
 
     /// The same where slices have completed regularly on it: a pause that is several times as long as all of the
     /// last seconds is none of a machine that is busy. It is as long as `patience` at most.
-    pub(crate) fn regular_patience(&self, config: &crate::Config) -> Option<Duration> {
+    pub(crate) fn regular_patience(
+        &self,
+        now: Instant,
+        config: &crate::Config,
+    ) -> Option<Duration> {
         if self.spec.access == Access::Own {
             return None;
         }
-        let longest = self.measure.longest_silence()?;
+        let longest = self.measure.longest_silence(now)?;
         let patience = self.needed()?.saturating_mul(3).max(self.eight_round_trips()?);
-        let patience = patience.max(longest.saturating_mul(4)).max(config.least_silence / 2);
+        let patience = patience.max(longest.saturating_mul(4)).max(config.least_regular_silence);
         Some(patience.min(self.patience(config)?))
     }
 
@@ -521,7 +525,8 @@ mod tests {
     fn where_slices_complete_regularly_less_patience_is_had() {
         let config = Config::default();
         let patience = |rail: &Rail| {
-            rail.regular_patience(&config).map(|patience| patience.as_millis() as u64)
+            let now = rail.silent_since();
+            rail.regular_patience(now, &config).map(|patience| patience.as_millis() as u64)
         };
         // It is known after two seconds.
         assert_eq!([399, 401].map(|slices| patience(&regular(5, slices))), [None, Some(50)]);
@@ -538,6 +543,7 @@ mod tests {
         assert_eq!(patience(&rail), None);
         // After two idle seconds, or where little completes, nothing is known.
         let mut rail = regular(5, 1000);
+        assert_eq!(rail.regular_patience(at(10_000), &config), None);
         complete(&mut rail, 10_000, 10_001, 100);
         assert_eq!(patience(&rail), None);
         let mut rail = self::rail();

@@ -243,7 +243,7 @@ impl<P: Policy> Flow<P> {
         let task = self.tasks.at(task);
         let (user, opcode) = (task.user, task.opcode);
         if !timed {
-            self.set_timer(id.0, now + self.config.least_silence / 2);
+            self.set_timer(id.0, now + self.config.least_regular_silence);
         }
         Post { rail: id, epoch, slice: name, user, opcode, first, pieces, length }
     }

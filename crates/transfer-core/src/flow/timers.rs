@@ -51,7 +51,7 @@ impl<P: Policy> Flow<P> {
                 }
                 let since = rail.silent_since();
                 let (most, silent_at) = (self.patience(index), since + self.config.silence);
-                let patience = self.regular_patience(index).map_or(most, |it| it.min(most));
+                let patience = self.regular_patience(now, index).map_or(most, |it| it.min(most));
                 if since + patience > now {
                     if self.is_overdue(now, index, most) {
                         return self.break_silent(now, index, true);
@@ -144,13 +144,13 @@ impl<P: Policy> Flow<P> {
 
     /// The same for a rail on which slices have completed regularly, if neither it nor its oldest slice has been
     /// silent before.
-    fn regular_patience(&self, index: u16) -> Option<core::time::Duration> {
+    fn regular_patience(&self, now: Instant, index: u16) -> Option<core::time::Duration> {
         let rail = &self.rails[usize::from(index)];
         let was_silent = |oldest| self.slices.at(oldest).silences > 0;
         if rail.silences > 0 || rail.posted.first().is_some_and(was_silent) {
             return None;
         }
-        rail.regular_patience(&self.config)
+        rail.regular_patience(now, &self.config)
     }
 
     /// Tests the other rails that have nothing in flight.

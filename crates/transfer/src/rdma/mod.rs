@@ -310,6 +310,10 @@ impl RdmaTransport {
     ) -> Flow<AnyPolicy> {
         let Shared { config, clock, context, .. } = &*self.shared;
         let call_timeout = context.calls.timeout();
+        let defaults = millstream_transfer_core::Config::default();
+        let least_silence = self.least_silence(descriptor);
+        // A device that takes its time to send again does so, too, where it had nothing to send again for seconds.
+        let is_usual = least_silence <= defaults.least_silence;
         let flow = millstream_transfer_core::Config {
             slice_length: context.slice_length as u32,
             fragment_ratio: context.fragment_ratio as u32,
@@ -317,11 +321,16 @@ impl RdmaTransport {
             // The first attempt is none of the retries.
             max_attempts: u8::try_from(config.retry_count.saturating_add(1)).unwrap_or(u8::MAX),
             connect_timeout: call_timeout + CONNECT_MORE,
-            least_silence: self.least_silence(descriptor),
+            least_silence,
+            least_regular_silence: if is_usual {
+                defaults.least_regular_silence
+            } else {
+                least_silence
+            },
             connection_silence: retry_time(config) * (u32::from(MAX_RETRIES) + 1),
             // Long enough for one attempt to connect.
             patience: config.patience.max(call_timeout + CONNECT_MORE / 5),
-            ..millstream_transfer_core::Config::default()
+            ..defaults
         };
         let order = match config.path_round_robin {
             true => Order::RoundRobin,

@@ -25,6 +25,8 @@ const FIRST_PART: u32 = 4;
 
 /// So many short waits are slept through at the most before it is tried again to look.
 const MAX_RELUCTANCE: u32 = 255;
+/// Of so many connections at the most is asked where the other end is, before each wait.
+const ASKED: usize = 4;
 
 /// Others who want the processor get it once somebody has looked for so long. Not earlier: who gives it up has it back after
 /// some milliseconds only, on a busy machine, where one that sleeps is woken at once.
@@ -129,7 +131,10 @@ impl Polling {
     fn is_shared(&self, stream: &TcpStream) -> bool {
         let Some(only) = self.only else { return false };
         let received_at = SockRef::from(stream).cpu_affinity();
-        let is_within = || Some(stream.peer_addr().ok()?.ip() == stream.local_addr().ok()?.ip());
+        let is_within = || {
+            let (theirs, own) = (stream.peer_addr().ok()?.ip(), stream.local_addr().ok()?.ip());
+            Some(theirs == own || theirs.is_loopback())
+        };
         received_at.is_ok_and(|at| at == usize::from(only)) && is_within().unwrap_or(false)
     }
 
@@ -190,7 +195,8 @@ impl BusyPoll {
     ) -> Wait {
         let learns = !apart && !self.window.longest.is_zero();
         let looks = learns && !self.window.length.is_zero();
-        let looks = looks && !streams.into_iter().any(|stream| self.polling.is_shared(stream));
+        let is_shared = |stream| self.polling.is_shared(stream);
+        let looks = looks && !streams.into_iter().take(ASKED).any(is_shared);
         let looking = looks.then(|| Looking::take(&self.polling)).flatten();
         if looking.is_some() {
             self.polling.busy_polls.fetch_add(1, Ordering::Relaxed);
