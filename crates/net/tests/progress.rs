@@ -35,8 +35,8 @@ fn deadlines_fire_in_time_and_never_early() {
     assert!(fired.iter().all(|(deadline, noticed)| noticed >= deadline));
 }
 
-/// Somebody else watches the socket again only half a millisecond or more after a thread that has waited
-/// for some milliseconds. Deadlines have no such time.
+/// Somebody else watches the socket again only half a millisecond after a thread that has waited for
+/// some milliseconds. Deadlines have no such time.
 #[test]
 fn a_deadline_soon_after_a_wait_fires_in_time() {
     const GRACE: Duration = Duration::from_micros(500);

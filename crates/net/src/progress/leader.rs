@@ -4,7 +4,7 @@
 //! when its time is over, or by a panic; then a follower leads on. If nobody leads for a while, the
 //! driver watches the socket again; until then it sleeps, so that a thread that waits often wakes
 //! nobody else. That while is 50 us, and longer when somebody has led nearly all of the time for long:
-//! an eighth of that time, two milliseconds at most. A timer each 50 us is a tenth of a processor
+//! an eighth of that time, half a millisecond at most. A timer each 50 us is a tenth of a processor
 //! on a virtual machine, and what waited long and often will most likely wait again.
 
 use std::hint;
@@ -25,9 +25,9 @@ use crate::wake::Wake;
 
 /// The shortest and the longest time, in nanoseconds, after which the driver takes over when the last
 /// leader has left.
-const GRACE: (u64, u64) = (50_000, 2_000_000);
+const GRACE: (u64, u64) = (50_000, 500_000);
 
-/// It is a part of the time for which there was a leader without a gap that was longer.
+/// It is a part of the time for which there was a leader without a gap of [`GRACE`].
 const GRACE_PART: u64 = 8;
 
 /// How long a thread that cannot be woken sleeps before it looks again.
@@ -85,9 +85,7 @@ impl Leadership {
             return false;
         }
         let now = crate::now().nanos();
-        let active_until = self.active_at.load(Ordering::Relaxed).saturating_add(GRACE.0);
-        // Nobody has taken over before its end, whoever had no processor meanwhile.
-        if now > active_until.max(self.grace_ends()) {
+        if now.saturating_sub(self.active_at.load(Ordering::Relaxed)) > GRACE.0 {
             self.since.store(now, Ordering::Relaxed);
         }
         *self.wake.lock().unwrap_or_else(PoisonError::into_inner) = wake.cloned();
