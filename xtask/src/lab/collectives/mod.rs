@@ -4,7 +4,7 @@
 mod mpi;
 mod ours;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use millstream_lab::Rate;
 use serde_json::{Value, json};
 
@@ -37,6 +37,9 @@ struct Figure {
     p50_us: f64,
 }
 
+/// What has another bound.
+const TWO_NICS: &str = "two NICs";
+
 const OVER_LINKS: Calls =
     Calls { sizes: &[64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20], warm_up: 2, count: 8 };
 /// Short calls are many: one takes as long as the scheduler wants it to.
@@ -47,7 +50,9 @@ const LONG_HERE: Calls = Calls { sizes: &[16 << 20], warm_up: 2, count: 20 };
 struct Rows(Vec<(usize, String, Figure)>);
 
 impl Rows {
-    fn add(&mut self, world: usize, what: &str, figures: Vec<Figure>) {
+    fn add(&mut self, world: usize, what: &str, calls: &Calls, figures: Vec<Figure>) -> Result<()> {
+        let all = figures.iter().map(|figure| figure.bytes).eq(calls.sizes.iter().copied());
+        ensure!(all, "{world} ranks, {what}: not every size was measured: {figures:?}");
         for figure in figures {
             let Figure { bytes, mean_us, p50_us } = figure;
             eprintln!(
@@ -55,6 +60,7 @@ impl Rows {
             );
             self.0.push((world, what.to_owned(), figure));
         }
+        Ok(())
     }
 
     /// A row for each size of each thing, in the order in which they were first measured: medians of the rounds.
@@ -108,12 +114,22 @@ fn over_links(rows: &mut Rows, program: &std::path::Path, mpi: &Mpi) -> Result<(
         for (what, shape) in [
             ("one level", Shape::OneLevel { nics: 1 }),
             ("two levels", Shape::TwoLevels),
-            ("two NICs", Shape::OneLevel { nics: 2 }),
+            (TWO_NICS, Shape::OneLevel { nics: 2 }),
         ] {
-            rows.add(world, what, ours::over_links(program, shape, world, rate, &OVER_LINKS)?);
+            rows.add(
+                world,
+                what,
+                &OVER_LINKS,
+                ours::over_links(program, shape, world, rate, &OVER_LINKS)?,
+            )?;
         }
         for (what, algorithm) in ALGORITHMS {
-            rows.add(world, what, mpi.over_links(world, rate, algorithm, &OVER_LINKS)?);
+            rows.add(
+                world,
+                what,
+                &OVER_LINKS,
+                mpi.over_links(world, rate, algorithm, &OVER_LINKS)?,
+            )?;
         }
     }
     Ok(())
@@ -122,11 +138,11 @@ fn over_links(rows: &mut Rows, program: &std::path::Path, mpi: &Mpi) -> Result<(
 fn here(rows: &mut Rows, program: &std::path::Path, mpi: &Mpi) -> Result<()> {
     for world in [2, 4, 8] {
         for calls in [&SHORT_HERE, &LONG_HERE] {
-            rows.add(world, "switch", ours::here(program, "switch", world, calls)?);
-            rows.add(world, "MPI, TCP", mpi.here(world, "tcp,self", 0, calls)?);
+            rows.add(world, "switch", calls, ours::here(program, "switch", world, calls)?)?;
+            rows.add(world, "MPI, TCP", calls, mpi.here(world, "tcp,self", 0, calls)?)?;
             let shared = ours::here(program, "shared-memory", world, calls)?;
-            rows.add(world, "shared memory", shared);
-            rows.add(world, "MPI, shared memory", mpi.here(world, "vader,self", 0, calls)?);
+            rows.add(world, "shared memory", calls, shared)?;
+            rows.add(world, "MPI, shared memory", calls, mpi.here(world, "vader,self", 0, calls)?)?;
         }
     }
     Ok(())
@@ -139,6 +155,7 @@ fn bound_us(bytes: u64) -> f64 {
 
 fn to_json(rows: &Rows, bound: Option<fn(u64) -> f64>) -> Vec<Value> {
     let row = |(world, what, figure): (usize, &str, Figure)| {
+        let bound = bound.filter(|_| what != TWO_NICS);
         let Figure { bytes, mean_us, p50_us } = figure;
         json!({
             "ranks": world, "what": what, "bytes": bytes, "mean_us": mean_us, "p50_us": p50_us,
@@ -151,6 +168,7 @@ fn to_json(rows: &Rows, bound: Option<fn(u64) -> f64>) -> Vec<Value> {
 fn print(rows: &Rows, bound: Option<fn(u64) -> f64>) {
     println!("{:>5} {:20} {:>9} {:>11} {:>11}", "ranks", "", "bytes", "mean, us", "p50, us");
     for (world, what, Figure { bytes, mean_us, p50_us }) in rows.medians() {
+        let bound = bound.filter(|_| what != TWO_NICS);
         let of_bound =
             bound.map(|bound| format!("  mean {:.2} of the bound", mean_us / bound(bytes)));
         let of_bound = of_bound.unwrap_or_default();

@@ -59,7 +59,7 @@ impl Mpi {
         // takes those of one name for one machine.
         let script = format!(
             "#!/bin/sh\nwhile :; do case $1 in -*) shift ;; *) break ;; esac; done\nhost=$1\nshift\n\
-             set -- sh -c \"hostname $host; $*\"\ncase $host in\n{enter}esac\nexec \"$@\"\n"
+             set -- sh -c \"hostname $host && $*\"\ncase $host in\n{enter}esac\nexec \"$@\"\n"
         );
         fs::write(&agent, script).context("cannot write the agent of mpirun")?;
         fs::set_permissions(&agent, fs::Permissions::from_mode(0o755))?;

@@ -79,6 +79,10 @@ impl Network {
         std::fs::create_dir_all(folder()).context("cannot make the folder of labs")?;
         let file = folder().join(format!("{NAME}.yaml"));
         std::fs::write(&file, text).context("cannot write the topology")?;
+        // Of a run that was interrupted: it is a process of its own that has it.
+        if labs().read(NAME).is_ok() {
+            labs().end(NAME)?;
+        }
         let mut command = Command::new(program);
         command.args(["lab", "up", "--name", NAME, "--directory"]).arg(folder());
         process::output(command.arg(file))?;
