@@ -124,7 +124,8 @@ pub struct QueuePairConfig {
     /// How long the acknowledgement of a SEND of one packet may wait for a request to the same peer, to
     /// leave with it as one message to the kernel (IBTA 9.7.5.1.1 lets a responder coalesce); no time by
     /// default. For protocols in which a message is answered by a message. The peer is taken to wait as
-    /// long: silence is asked about so much later.
+    /// long: silence is asked about so much later. A queue pair that goes to the error state because the
+    /// application wants it acknowledges first; one that is reset or destroyed at once does not.
     pub acknowledgement_delay: Duration,
 }
 

@@ -648,7 +648,7 @@ impl<M: Memory> Node for Endpoint<M> {
             if pair.deadline().is_some_and(|deadline| deadline <= now) {
                 pair.congestion.wait_is_over(now);
                 pair.complete_datagrams(&mut self.shared);
-                pair.responder.acknowledge_if_due(now);
+                pair.acknowledge_if_due(now, &mut self.shared);
                 let before = Baseline::of(&self.shared.counters);
                 pair.handle_deadline(now, &mut self.shared);
                 pair.counters.add_since(&before, &self.shared.counters);

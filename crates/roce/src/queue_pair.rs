@@ -237,6 +237,8 @@ impl QueuePair {
     /// Goes to the error state because the application wants it.
     pub(crate) fn close<M: Memory>(&mut self, shared: &mut Shared<M>) {
         self.responder.replies.clear();
+        // The application may have taken what came, and this is its answer: the peer is told that it came.
+        self.acknowledge_waiting(shared);
         self.fail(shared, None);
     }
 
@@ -356,7 +358,7 @@ impl QueuePair {
         }
         if self.state.sends() && self.request(now, shared, transmit) {
             // Behind it: the last packet of a message to the kernel may be shorter than the others.
-            self.responder.acknowledge_waiting();
+            self.acknowledge_waiting(shared);
             self.requests_owed = self.requests_owed.saturating_sub(1);
             if self.requests_owed == 0 {
                 self.answers_in_a_row = 0;

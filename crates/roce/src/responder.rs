@@ -123,20 +123,6 @@ impl Responder {
         self.waits_until
     }
 
-    /// Acknowledges what has waited for a request, which has just left.
-    pub(crate) fn acknowledge_waiting(&mut self) {
-        if self.waits_until.is_some() {
-            self.acknowledge();
-        }
-    }
-
-    /// Acknowledges what has waited long enough.
-    pub(crate) fn acknowledge_if_due(&mut self, now: Instant) {
-        if self.waits_until.is_some_and(|until| until <= now) {
-            self.acknowledge();
-        }
-    }
-
     /// Nothing is acknowledged any more, but by what was said already.
     pub(crate) fn stop(&mut self) {
         self.waits_until = None;
@@ -244,6 +230,20 @@ impl QueuePair {
             self.responder.waits_until.get_or_insert(now + delay);
         } else {
             self.responder.acknowledge();
+        }
+    }
+
+    /// Acknowledges what has waited for a request, if all before it is where it belongs.
+    pub(crate) fn acknowledge_waiting<M: Memory>(&mut self, shared: &mut Shared<M>) {
+        if self.responder.deadline().is_some() && self.flush_requests(shared) {
+            self.responder.acknowledge();
+        }
+    }
+
+    /// Acknowledges what has waited long enough, as above.
+    pub(crate) fn acknowledge_if_due<M: Memory>(&mut self, now: Instant, shared: &mut Shared<M>) {
+        if self.responder.deadline().is_some_and(|until| until <= now) {
+            self.acknowledge_waiting(shared);
         }
     }
 

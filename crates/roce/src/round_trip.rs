@@ -121,9 +121,10 @@ impl RoundTrip {
         self.smoothed.is_some_and(|usual| elapsed >= usual + self.variation)
     }
 
-    /// Whether packets spend most of their time in queues.
+    /// Whether packets spend most of their time in queues. That an answer waits at the peer is none.
     pub(crate) fn is_queueing(&self) -> bool {
-        matches!((self.smoothed, self.shortest), (Some(now), Some(least)) if now > least * 3 / 2)
+        let is_long = |now, least: Duration| now > least * 3 / 2 + self.answer_delay;
+        matches!((self.smoothed, self.shortest), (Some(now), Some(least)) if is_long(now, least))
     }
 
     /// How much longer the latest packet took than the fastest: most of it was spent in queues.
@@ -188,6 +189,11 @@ mod tests {
         round_trip.sent(at(0), 1);
         round_trip.acknowledged(at(50), 1);
         assert_eq!(round_trip.timeout(LIMIT), MINIMUM + Duration::from_millis(1));
+        for packet in 0..20 {
+            round_trip.sent(at(10_000 * packet), packet + 2);
+            round_trip.acknowledged(at(10_000 * packet + 1_000), packet + 2);
+        }
+        assert!(!round_trip.is_queueing());
     }
 
     #[test]
