@@ -5,6 +5,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use millstream_inc::Abort;
 use millstream_inc::protocol::{
     Commanded, FrameDecoder, FrameError, FromController, LostSwitch, ObeyedTerm, Refusal, Resume,
     TermError, ToController, encode, shortened,
@@ -180,9 +181,13 @@ impl Sender {
 
     /// Says last that a switch is lost, and which one if this rank was connected to it.
     pub(crate) fn say_switch_lost(&self, error: &CollectiveError, detail: String, tree: usize) {
-        let CollectiveError::SwitchLost { switch: address, .. } = error else { return };
+        let CollectiveError::SwitchLost { switch: address, detail: how, .. } = error else {
+            return;
+        };
+        // Of one further up nothing is known here but which switch has told it, and that one is not lost.
+        let is_ours = !how.ends_with(&Abort::ParentLost.to_string());
         let mut known = self.switches.get().into_iter().flatten();
-        let switch = known.find(|known| known.address == *address).copied();
+        let switch = known.find(|known| is_ours && known.address == *address).copied();
         let (detail, tree) = (shortened(detail), tree as u8);
         self.say_last(ToController::SwitchLost { detail, tree, switch });
     }

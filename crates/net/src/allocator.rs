@@ -11,6 +11,10 @@ const MAPPED: libc::c_int = 128 << 10;
 /// them below whatever lives above them (mallopt(3), "dynamic mmap threshold"). And a block that comes zeroed from the heap
 /// is written to as a whole, where a new mapping takes no memory before it is used. Other C libraries are left as they are.
 pub fn give_back_large_blocks() {
+    // Whoever started this process has said what is to be.
+    if std::env::var_os("MALLOC_MMAP_THRESHOLD_").is_some() {
+        return;
+    }
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     // SAFETY: it may be called at any time, and reads and writes nothing of ours.
     unsafe {

@@ -316,9 +316,10 @@ impl Controller {
         Some(below.find(|below| below.rank == rank)?.address)
     }
 
-    /// The name of the switch that is at an address now; empty where none has registered.
-    pub(super) fn name_at(&self, address: IpAddr) -> String {
-        let switch = self.real_switches().find(|switch| switch.address == address);
+    /// The name of a switch, where it has registered; empty where none has, or it may have been another one.
+    pub(super) fn name_of(&self, address: IpAddr, incarnation: Option<u64>) -> String {
+        let is_it = |it: &&Switch| it.address == address && incarnation == Some(it.incarnation);
+        let switch = self.real_switches().find(is_it);
         switch.map(|switch| switch.name.clone()).unwrap_or_default()
     }
 
@@ -332,7 +333,7 @@ impl Controller {
         match known {
             Some((_, switch)) => switch.lost(detail),
             None => {
-                let (name, incarnation) = (self.name_at(address), None);
+                let (name, incarnation) = (String::new(), None);
                 AbortReason::SwitchLost { name, address, detail, incarnation }
             }
         }

@@ -343,7 +343,7 @@ impl Controller {
             (Some(switch), _) => switch.lost(detail),
             // One of before. It may not have come back here.
             (None, Some(LostSwitch { address, incarnation })) => AbortReason::SwitchLost {
-                name: self.name_at(address),
+                name: self.name_of(address, incarnation),
                 address,
                 detail,
                 incarnation,

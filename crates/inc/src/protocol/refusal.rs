@@ -45,9 +45,9 @@ pub enum AbortReason {
         detail: String,
     },
     /// The switch is gone.
-    #[error("switch {name:?} at {address} is lost: {detail}")]
+    #[error("switch {}at {address} is lost: {detail}", quoted(name))]
     SwitchLost {
-        /// Its name.
+        /// Its name; empty where it is not known.
         name: String,
         /// Its address.
         address: IpAddr,
@@ -319,6 +319,11 @@ impl Refusal {
     pub const fn is_for_now(&self) -> bool {
         self.is_for_load() || matches!(self, Self::NotLeader { .. })
     }
+}
+
+/// A name before what follows it, if there is one.
+fn quoted(name: &str) -> String {
+    if name.is_empty() { String::new() } else { format!("{name:?} ") }
 }
 
 #[cfg(test)]

@@ -625,7 +625,7 @@ fn a_switch_below_that_does_not_come_back_is_told_as_a_switch() {
         // Another process is at its address, perhaps: it has nothing of the group, and is not the one that was lost.
         world.switch(ConnectionId(1001), "t", 2);
         world.say(SWITCH, ToController::Report { communicator: NUMBER, report });
-        assert_eq!(world.heard(host), switch_lost("t", 2, "silent", None), "{held}");
+        assert_eq!(world.heard(host), switch_lost("", 2, "silent", None), "{held}");
     }
 }
 
