@@ -57,6 +57,12 @@ const OTHERS: &[(&str, &str, u64)] = &[
         1_003_138,
     ),
     (
+        "each task that ended behind a fence that was waited for asked for it once more",
+        "te-chaos",
+        2_850_443_395_801_043_352,
+    ),
+    ("the same", "tent-chaos", 507_251_995_007_070_056),
+    (
         "a rank said beyond its window that it has nothing, and nobody was told that the communicator had \
          ended for that",
         "inc-chaos",

@@ -90,6 +90,8 @@ pub(crate) struct Fence {
     pub(crate) counted: bool,
     /// When the peer was first asked.
     pub(crate) asked_at: Instant,
+    /// When it is asked again.
+    pub(crate) ask_at: Instant,
     /// How long the confirmation is waited for by tasks that are to go on.
     pub(crate) give_up_at: Instant,
     /// The rail broke by itself, and not since a task was ended.

@@ -232,11 +232,25 @@ impl<P: Policy> Flow<P> {
 
     /// Asks the peer, again if need be.
     pub(super) fn ask_for_fence(&mut self, now: Instant, index: u16) {
-        let rail = &self.rails[usize::from(index)];
-        let Fence { give_up_at, asked_at, .. } = rail.fence;
+        let rail = &mut self.rails[usize::from(index)];
+        rail.fence.ask_at = now + self.config.fence_interval;
         self.outputs.push_back(Output::Fence { rail: RailId(index), epoch: rail.epoch });
+        self.await_fence(now, index);
+    }
+
+    /// Asks again if it is time to: tasks that end while a fence is waited for make no more questions.
+    pub(super) fn ask_again_for_fence(&mut self, now: Instant, index: u16) {
+        if self.rails[usize::from(index)].fence.ask_at <= now {
+            self.ask_for_fence(now, index);
+        } else {
+            self.await_fence(now, index);
+        }
+    }
+
+    fn await_fence(&mut self, now: Instant, index: u16) {
+        let Fence { give_up_at, asked_at, ask_at, .. } = self.rails[usize::from(index)].fence;
         let over_at = asked_at + self.config.fence_timeout;
-        let next = give_up_at.min(now + self.config.fence_interval);
+        let next = give_up_at.min(ask_at);
         self.set_timer(index, if over_at > now { next.min(over_at) } else { next });
     }
 

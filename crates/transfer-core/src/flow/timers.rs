@@ -83,7 +83,7 @@ impl<P: Policy> Flow<P> {
                 self.go_on_fencing(now, index);
                 let rail = &self.rails[usize::from(index)];
                 if rail.state == RailState::Fencing && !rail.fence.lost {
-                    self.ask_for_fence(now, index);
+                    self.ask_again_for_fence(now, index);
                 }
             }
             RailState::Down => self.changed(),

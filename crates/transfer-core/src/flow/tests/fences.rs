@@ -148,6 +148,30 @@ fn without_a_confirmation_the_target_is_undefined_after_a_while() {
 }
 
 #[test]
+fn tasks_that_end_while_a_fence_is_over_make_no_more_questions() {
+    let mut bench = Bench::with(Config::default(), &[spec(0, Access::Connection)]);
+    let tasks: Vec<TaskId> = (1..=4).map(|user| bench.submit(write(user, SLICE))).collect();
+    bench.connect_all();
+    bench.flow.cancel(bench.now, tasks[0]);
+    bench.poll();
+    bench.abort_all();
+    bench.pass(at(2000));
+    assert_eq!(bench.take_ended(), [(1, End::Canceled, true, 0)]);
+    assert_eq!(bench.fences.len(), 9);
+    for (millis, user) in [(2050, 2), (2100, 3)] {
+        bench.pass(at(millis));
+        bench.flow.cancel(bench.now, tasks[user as usize - 1]);
+        bench.pass(at(millis + 1));
+        assert_eq!(bench.take_ended(), [(user, End::Canceled, true, 0)]);
+        assert_eq!(bench.fences.len(), 9, "it was asked for a moment ago");
+    }
+    bench.pass(at(2249));
+    assert_eq!(bench.fences.len(), 9);
+    bench.pass(at(2250));
+    assert_eq!((bench.take_ended(), bench.fences.len()), (vec![], 10));
+}
+
+#[test]
 fn a_peer_that_does_not_fence_is_not_waited_for() {
     let mut bench = Bench::with(Config::default(), &[spec(0, Access::Connection)]);
     let task = bench.submit(write(1, SLICE));
