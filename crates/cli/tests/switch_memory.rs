@@ -5,7 +5,7 @@ mod common;
 use std::fs;
 use std::net::SocketAddr;
 
-use common::{Running, address, eventually, millstream};
+use common::{address, eventually, serve};
 use millstream_collective::{Communicator, JoinConfig, Path};
 use millstream_verbs::{Device, SoftConfig};
 
@@ -24,14 +24,7 @@ fn resident_kib(process: u32) -> u64 {
 
 #[test]
 fn a_switch_gives_back_the_slots_of_communicators_that_are_over() {
-    let listen = format!("{}:0", address());
-    let mut controller =
-        Running::start("controller", millstream().args(["controller", "--listen", &listen]));
-    let listen = controller.ready()["listen"].as_str().unwrap().to_owned();
-    let bind = address();
-    let arguments = ["switch", "--controller", &listen, "--name=s", "--bind", &bind];
-    let mut switch = Running::start("switch", millstream().args(arguments));
-    switch.ready();
+    let ([_controller, switch], listen) = serve();
     let device = Device::open_soft(&SoftConfig::new(address().parse().unwrap())).unwrap();
     let controller: SocketAddr = listen.parse().unwrap();
     let join = |name: String| {

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use millstream_inc::protocol::{AbortReason, Failover, ToController, shortened};
-use millstream_inc::{Abort, CollectiveCall, DataType, Mode, ReduceOperation, Stripe};
+use millstream_inc::{CollectiveCall, DataType, Mode, ReduceOperation, Stripe};
 
 use crate::call::{Call, Shape};
 use crate::control::Sender;
@@ -500,7 +500,7 @@ pub(crate) fn report(way: &Way, sender: &Sender, outcome: &Result<(), Collective
         way.wait_released();
     } else if let Err(error @ CollectiveError::SwitchLost { detail, .. }) = outcome {
         // Of one further up, the switch tells the controller.
-        if !detail.ends_with(&Abort::ParentLost.to_string()) {
+        if !error.is_loss_further_up() {
             sender.say_switch_lost(error, detail.clone(), way.failed_tree());
         }
         way.wait_released();

@@ -5,7 +5,6 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use millstream_inc::Abort;
 use millstream_inc::protocol::{
     Commanded, FrameDecoder, FrameError, FromController, LostSwitch, ObeyedTerm, Refusal, Resume,
     TermError, ToController, encode, shortened,
@@ -181,11 +180,9 @@ impl Sender {
 
     /// Says last that a switch is lost, and which one if this rank was connected to it.
     pub(crate) fn say_switch_lost(&self, error: &CollectiveError, detail: String, tree: usize) {
-        let CollectiveError::SwitchLost { switch: address, detail: how, .. } = error else {
-            return;
-        };
+        let CollectiveError::SwitchLost { switch: address, .. } = error else { return };
         // Of one further up nothing is known here but which switch has told it, and that one is not lost.
-        let is_ours = !how.ends_with(&Abort::ParentLost.to_string());
+        let is_ours = !error.is_loss_further_up();
         let mut known = self.switches.get().into_iter().flatten();
         let switch = known.find(|known| is_ours && known.address == *address).copied();
         let (detail, tree) = (shortened(detail), tree as u8);

@@ -366,6 +366,12 @@ impl CollectiveError {
         }
     }
 
+    /// Whether a switch, which is not lost, has told that one further up is.
+    pub(crate) fn is_loss_further_up(&self) -> bool {
+        let told = Abort::ParentLost.to_string();
+        matches!(self, Self::SwitchLost { detail, .. } if detail.ends_with(&told))
+    }
+
     /// With the tree that it is of, where there are several.
     pub(crate) fn on_tree(mut self, name: Option<&str>) -> Self {
         if let (Self::SwitchLost { detail, .. } | Self::Device(detail), Some(name)) =

@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use millstream_inc::Abort;
 use millstream_inc::failover::Lost;
 use millstream_inc::protocol::{self, GroupIdentity, LostSwitch, MAX_AVOIDED};
 
@@ -212,10 +211,8 @@ pub(super) const fn is_loss(error: &CollectiveError) -> bool {
 /// The switch that is lost, by what is known of it; none where that is another one than this rank is connected to, and not
 /// named.
 fn lost_switch(neighbours: &[LostSwitch], error: &CollectiveError) -> Option<LostSwitch> {
-    let &CollectiveError::SwitchLost { switch, ref detail, incarnation } = error else {
-        return None;
-    };
-    if detail.ends_with(&Abort::ParentLost.to_string()) {
+    let &CollectiveError::SwitchLost { switch, incarnation, .. } = error else { return None };
+    if error.is_loss_further_up() {
         return None;
     }
     let known = neighbours.iter().find(|known| known.address == switch).copied();
@@ -225,6 +222,8 @@ fn lost_switch(neighbours: &[LostSwitch], error: &CollectiveError) -> Option<Los
 #[cfg(test)]
 mod tests {
     use std::net::{IpAddr, Ipv4Addr};
+
+    use millstream_inc::Abort;
 
     use super::*;
 
