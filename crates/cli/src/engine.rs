@@ -78,7 +78,7 @@ pub(crate) struct Options<'a> {
     pub(crate) no_segmentation_offload: bool,
     /// With peers that do not answer, where the command says it.
     pub(crate) patience: Option<Duration>,
-    /// Who is asked for ways to segments to which nothing else leads.
+    /// Who is asked for ways to segments to which nothing else leads, whatever the settings say if somebody is.
     pub(crate) relays: &'a [HostPort],
 }
 
@@ -89,6 +89,15 @@ impl Options<'_> {
             metadata: self.metadata.to_owned(),
             segment_name: self.segment_name.map(str::to_owned),
             ..self.settings.engine(listen)
+        }
+    }
+
+    /// What the transport `relay` is installed with, if there are relays to ask.
+    fn relay(&self) -> Option<RelayConfig> {
+        let given = || self.relays.iter().map(ToString::to_string).collect();
+        match self.relays {
+            [] => self.settings.relay(),
+            _ => Some(RelayConfig { relays: given(), ..RelayConfig::new(&[]) }),
         }
     }
 
@@ -149,11 +158,7 @@ pub(crate) fn start(
             if protocols.contains(&Protocol::Tcp) || protocols.contains(&Protocol::Auto) {
                 engine.install_tcp(options.settings.tcp())?;
             }
-            if options.relays.is_empty() {
-                return Ok(());
-            }
-            let relays = options.relays.iter().map(ToString::to_string).collect();
-            engine.install_relay(&RelayConfig { relays, ..RelayConfig::new(&[]) })
+            options.relay().map_or(Ok(()), |relay| engine.install_relay(&relay))
         };
         let Some(rdma) = &rdma else {
             install_last()?;

@@ -8,6 +8,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use millstream_metadata::HostPort;
 use millstream_topology::PeerAffinity;
 use serde_json::Value as Json;
 
@@ -61,6 +62,13 @@ pub(super) enum Kind {
         none: &'static str,
         read: fn(&Values) -> Option<SocketAddr>,
         write: fn(&mut Values, Option<SocketAddr>),
+    },
+    /// Hosts and their ports, `most` of them at most; or nothing, which stands for `none`.
+    Peers {
+        most: usize,
+        none: &'static str,
+        read: fn(&Values) -> &[HostPort],
+        write: fn(&mut Values, Vec<HostPort>),
     },
     /// Names of NICs, and the names of others that go with each of them; or nothing.
     Pairs { read: fn(&Values) -> &PeerAffinity, write: fn(&mut Values, PeerAffinity) },
@@ -146,6 +154,11 @@ impl Kind {
                 let is_address = !matches!(address, Some(None));
                 is_address.then(|| write(values, address.flatten()))
             }
+            Self::Peers { most, write, .. } => {
+                let peers = text.split(',').map(str::trim).filter(|_| !text.is_empty());
+                let peers = peers.map(str::parse).collect::<Result<Vec<HostPort>, _>>().ok()?;
+                (peers.len() <= most).then(|| write(values, peers))
+            }
             Self::Pairs { write, .. } => {
                 PeerAffinity::parse(text).ok().map(|affinity| write(values, affinity))
             }
@@ -172,6 +185,7 @@ impl Kind {
             Self::Listen { read, .. } => {
                 read(values).map_or(String::new(), |address| address.to_string())
             }
+            Self::Peers { read, .. } => show_peers(read(values)),
             Self::Pairs { read, .. } => show_pairs(read(values)),
             Self::File { read, .. } => {
                 read(values).map_or(String::new(), |path| path.display().to_string())
@@ -189,6 +203,7 @@ impl Kind {
             Self::Index { read, .. } => read(values).into(),
             Self::Host { read, .. } | Self::User { read, .. } => read(values).into(),
             Self::Listen { read, .. } => read(values).map(|address| address.to_string()).into(),
+            Self::Peers { read, .. } => show_peers(read(values)).into(),
             Self::Pairs { read, .. } => show_pairs(read(values)).into(),
             Self::File { read, .. } => read(values).map(|path| path.display().to_string()).into(),
         }
@@ -237,6 +252,9 @@ impl Kind {
             Self::Listen { none, .. } => {
                 format!("ADDRESS:PORT, or a port of 127.0.0.1, or nothing for {none}")
             }
+            Self::Peers { most, none, .. } => {
+                format!("HOST:PORT, up to {most} with commas between them, or nothing for {none}")
+            }
             Self::Pairs { .. } => "NICs here, each with those of peers that go with it, such as \
                  mlx5_0=mlx5_0,mlx5_1;mlx5_2=mlx5_3, or nothing"
                 .to_owned(),
@@ -249,6 +267,11 @@ impl Kind {
 pub fn listen_address(text: &str) -> Option<SocketAddr> {
     let loopback = |port| (Ipv4Addr::LOCALHOST, port).into();
     text.parse().ok().or_else(|| Some(loopback(u16::try_from(whole_number(text)?).ok()?)))
+}
+
+/// As it is read.
+fn show_peers(peers: &[HostPort]) -> String {
+    peers.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
 }
 
 /// As it is read. There are no pairs of NICs where it is not by them.
@@ -306,5 +329,5 @@ fn microseconds(time: Duration) -> u64 {
 fn is_host(text: &str) -> bool {
     let has_port =
         text.rsplit_once(':').is_some_and(|_| text.parse::<std::net::Ipv6Addr>().is_err());
-    !has_port && millstream_metadata::HostPort::parse_with_default(text, 1).is_ok()
+    !has_port && HostPort::parse_with_default(text, 1).is_ok()
 }

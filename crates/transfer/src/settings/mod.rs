@@ -30,7 +30,7 @@ pub(crate) use self::kind::{size_of_text, time_of_text};
 use self::table::{Setting, settings};
 use self::values::Values;
 use crate::rdma::MAX_COMPLETIONS;
-use crate::{Config, Policy, PolicyFile, RdmaConfig, TcpConfig};
+use crate::{Config, Policy, PolicyFile, RdmaConfig, RelayConfig, TcpConfig};
 
 pub use self::error::SettingsError;
 pub use self::kind::listen_address;
@@ -172,6 +172,15 @@ impl Settings {
         let Values { tcp, first_data_port, last_data_port, is_relay, relay, .. } = &self.values;
         let ports = (*first_data_port != 0).then_some(*first_data_port..=*last_data_port);
         TcpConfig { ports, relay: is_relay.then(|| relay.clone()), ..tcp.clone() }
+    }
+
+    /// What the transport `relay` is installed with, if relays are named.
+    pub fn relay(&self) -> Option<RelayConfig> {
+        let Values { tcp, relays, .. } = &self.values;
+        let names = relays.iter().map(ToString::to_string).collect();
+        let connect_timeout = tcp.connect_timeout;
+        let config = RelayConfig { relays: names, connect_timeout, ..RelayConfig::new(&[]) };
+        (!relays.is_empty()).then_some(config)
     }
 
     /// The port of segments' names that have none, if they may have none.

@@ -188,6 +188,12 @@ fn bounds_are_values_and_what_is_beyond_is_refused() {
                 ["9464", "0", "192.0.2.1:80", "[::1]:65535", ""].map(str::to_owned).to_vec(),
                 ["65536", "-1", "192.0.2.1", "host:1", "::1:5x"].map(str::to_owned).to_vec(),
             ),
+            Kind::Peers { most, .. } => {
+                let many = |count| vec!["host.example:1"; count].join(",");
+                let good = ["192.0.2.1:15001", "a:1 , [2001:db8::1]:2", ""].map(str::to_owned);
+                let bad = ["a", "a:1,", ",", "a:0x1", "a:65536"].map(str::to_owned).to_vec();
+                ([good.to_vec(), vec![many(most)]].concat(), [bad, vec![many(most + 1)]].concat())
+            }
             Kind::Pairs { .. } => (
                 ["a=b", " a = b, c ; d=e;", ""].map(str::to_owned).to_vec(),
                 ["a", "a=", "a=b;a=c"].map(str::to_owned).to_vec(),

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use millstream_metadata::TlsFiles;
+use millstream_metadata::{HostPort, TlsFiles};
 
 use crate::{Config, RdmaConfig, RelayLimits, TcpConfig};
 
@@ -31,6 +31,8 @@ pub(super) struct Values {
     /// Whether engines are relays, and how far.
     pub(super) is_relay: bool,
     pub(super) relay: RelayLimits,
+    /// Who is asked for ways to segments to which nothing else leads.
+    pub(super) relays: Vec<HostPort>,
     /// What the command logs; empty: as if nothing was said.
     pub(super) log_level: &'static str,
     /// Log everything.
@@ -55,6 +57,7 @@ impl Default for Values {
             last_data_port: 0,
             is_relay: false,
             relay: RelayLimits::default(),
+            relays: Vec::new(),
             log_level: "default",
             trace: false,
             metrics_listen: None,

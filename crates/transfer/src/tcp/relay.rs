@@ -31,7 +31,7 @@ use crate::{FailureReason, InstallError, SegmentId, TransferError};
 pub(crate) const NAME: &str = "relay";
 
 /// The most relays of an engine.
-const MAX_RELAYS: usize = 16;
+pub(crate) const MAX_RELAYS: usize = 16;
 
 /// For how long nothing may move over a connection to a relay while something is under way: longer than the transfers of
 /// a message may take there ([`RelayLimits::timeout`]) and be waited for at their end.

@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::{Scope, Setting};
 use crate::TcpConfig;
 use crate::settings::kind::{Kind, Unit};
+use crate::tcp::relay::MAX_RELAYS;
 
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -187,6 +188,19 @@ pub(super) const ROWS: &[Setting] = &[
         },
         scope: Scope::Tcp,
         meaning: "How long a relay's transfers of up to 1 MiB may take.",
+    },
+    Setting {
+        key: "tcp.relays",
+        variables: &["MILLSTREAM_RELAYS"],
+        kind: Kind::Peers {
+            most: MAX_RELAYS,
+            none: "none",
+            read: |values| &values.relays,
+            write: |values, relays| values.relays = relays,
+        },
+        scope: Scope::Tcp,
+        meaning: "Relays that are asked, in this order, for ways to segments to which nothing else leads \
+                  (docs/relay.md).",
     },
     Setting {
         key: "tcp.busy_poll",
