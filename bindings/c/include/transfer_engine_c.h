@@ -140,9 +140,10 @@ void enableGracefulShutdown(transfer_engine_t engine);
  */
 
 /*
- * Installs "tcp", "rdma", "shm" or "nvmeof"; NULL when that fails. At any time. For rdma, args may be an
- * array whose first element is the text of a priority matrix, which names the devices to use:
- * {"cpu:0": [["mlx5_0"], ["mlx5_1"]]}.
+ * Installs "tcp", "rdma", "shm", "nvmeof" or "relay"; NULL when that fails. At any time, "relay" after the others.
+ * For rdma, args may be an array whose first element is the text of a priority matrix, which names the devices to
+ * use: {"cpu:0": [["mlx5_0"], ["mlx5_1"]]}. A relay is asked where no transport before it leads: those that the
+ * setting tcp.relays (MILLSTREAM_RELAYS) names.
  */
 transport_t installTransport(transfer_engine_t engine, const char *proto, void **args);
 

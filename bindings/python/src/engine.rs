@@ -100,6 +100,9 @@ impl Engine {
             config.segment_name = name.or(config.segment_name);
             let engine = TransferEngine::new(config)?;
             transports.iter().try_for_each(|name| install(&engine, name, &settings, &bind))?;
+            if let Some(relay) = settings.relay() {
+                engine.install_relay(&relay)?;
+            }
             Ok(engine)
         })?;
         let (name, address) = (engine.name().to_owned(), engine.listening_at());

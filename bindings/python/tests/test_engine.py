@@ -62,6 +62,23 @@ class Pair(unittest.TestCase):
         self.target = self.segment.buffers[0]
 
 
+class Relayed(unittest.TestCase):
+    def test_segments_that_nothing_else_leads_to_are_reached_by_a_relay(self):
+        near, far = np.arange(LENGTH, dtype=np.uint8), np.zeros(LENGTH, np.uint8)
+        with (
+            millstream.Engine(transports=["tcp"]) as there,
+            millstream.Engine(transports=["tcp"], settings={"tcp.relay": "true"}) as relay,
+            millstream.Engine(transports=["local"], settings={"tcp.relays": relay.name}) as here,
+        ):
+            there.register(far)
+            region = here.register(near)
+            segment = here.open(there.name)
+            transfer = here.write(segment, region, segment.buffers[0])
+            self.assertEqual(transfer.wait(60), LENGTH)
+            self.assertEqual(transfer.status[0].transport, "relay")
+            np.testing.assert_array_equal(far, near)
+
+
 class Moving(Pair):
     def test_a_write_and_a_read_move_every_byte(self):
         transfer = self.here.write(self.segment, self.region, self.target)

@@ -19,7 +19,7 @@ use crate::boundary::{self, Failure, code};
 const SOFT_PREFIX: &str = "soft-";
 
 /// The transports that can be asked for. What C gets is the address of one of these texts.
-static PROTOCOLS: [&str; 4] = ["tcp", "rdma", "shm", "nvmeof"];
+static PROTOCOLS: [&str; 5] = ["tcp", "rdma", "shm", "nvmeof", "relay"];
 
 /// # Safety
 ///
@@ -68,13 +68,19 @@ pub(super) unsafe extern "C" fn uninstallTransport(
     })
 }
 
-/// What `auto_discover` asks for: `rdma` where the system has devices for it, and else `tcp`.
+/// What `auto_discover` asks for: `rdma` where the system has devices for it, and else `tcp`. Behind it relays, if
+/// settings name some.
 pub(super) fn discovered(engine: &Engine) -> Result<(), Failure> {
     let forced = std::env::var_os("MC_FORCE_TCP").is_some_and(|value| !value.is_empty());
     if !forced && !system_devices(engine).is_empty() {
-        return install(engine, "rdma", None);
+        install(engine, "rdma", None)?;
+    } else {
+        install(engine, "tcp", None)?;
     }
-    install(engine, "tcp", None)
+    match engine.settings.relay() {
+        Some(_) => install(engine, "relay", None),
+        None => Ok(()),
+    }
 }
 
 fn install(engine: &Engine, name: &str, matrix: Option<&str>) -> Result<(), Failure> {
@@ -83,6 +89,14 @@ fn install(engine: &Engine, name: &str, matrix: Option<&str>) -> Result<(), Fail
         "tcp" => transfer.install_tcp(engine.settings.tcp()),
         "shm" => transfer.install_shm(),
         "nvmeof" => transfer.install_nvmeof(NvmeofConfig::default()),
+        "relay" => {
+            let relay = engine.settings.relay().ok_or_else(|| {
+                Failure::invalid(
+                    "no relay is named: see the setting tcp.relays (MILLSTREAM_RELAYS)",
+                )
+            })?;
+            transfer.install_relay(&relay)
+        }
         _ => return install_rdma(engine, matrix),
     };
     installed.map_err(failure)

@@ -19,9 +19,38 @@ static void creating(const char *setting)
     destroyTransferEngine(plain);
 }
 
+/* From an engine without a transport to one with tcp, by way of a third one. */
+static void relayed(void)
+{
+    static char source[4096], memory[4096];
+    const char *is_relay = "tcp.relay=true";
+    char name[256], setting[300];
+    transfer_engine_t target = new_engine("tcp");
+    CHECK(registerLocalMemory(target, memory, sizeof memory, "*", 1) == 0);
+    transfer_engine_t relay = millstream_create_engine("P2PHANDSHAKE", "127.0.0.1", NULL, &is_relay, 1);
+    CHECK(relay && installTransport(relay, "tcp", NULL));
+    CHECK(getLocalIpAndPort(relay, name, sizeof name) == 0);
+    snprintf(setting, sizeof setting, "tcp.relays=%s", name);
+    const char *settings = setting;
+    transfer_engine_t initiator = millstream_create_engine("P2PHANDSHAKE", "127.0.0.1", NULL, &settings, 1);
+    CHECK(initiator && installTransport(initiator, "relay", NULL));
+    CHECK(registerLocalMemory(initiator, source, sizeof source, "*", 1) == 0);
+    memset(source, 9, sizeof source);
+    segment_id_t segment = open_other(initiator, target);
+    CHECK(transfer(initiator, OPCODE_WRITE, source, segment, memory, sizeof memory) == STATUS_COMPLETED);
+    CHECK(memory[0] == 9 && memory[sizeof memory - 1] == 9);
+    destroyTransferEngine(initiator);
+    destroyTransferEngine(relay);
+    /* Without a name there is nobody to ask. */
+    CHECK(!installTransport(target, "relay", NULL));
+    CHECK(strstr(millstream_last_error(), "tcp.relays"));
+    destroyTransferEngine(target);
+}
+
 int main(int count, char **arguments)
 {
     CHECK(count == 2);
+    relayed();
     char setting[1024];
     snprintf(setting, sizeof setting, "transfer.policy_file=%s", arguments[1]);
     creating(setting);

@@ -61,6 +61,9 @@ pub(super) fn start(wanted: &Wanted) -> Result<TransferEngine, Failed> {
         }
     }
     engine.install_tcp(settings.tcp())?;
+    if let Some(relay) = settings.relay() {
+        engine.install_relay(&relay)?;
+    }
     Ok(engine)
 }
 
