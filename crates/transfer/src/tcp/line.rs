@@ -202,6 +202,11 @@ impl Line {
         Ok(count)
     }
 
+    /// Whether there is nothing between the bytes and the socket.
+    pub(super) const fn is_bare(&self) -> bool {
+        self.layer.is_none()
+    }
+
     /// Receives what has come; 0 at the end of the stream.
     pub(crate) fn receive(&mut self, stream: &TcpStream, bytes: &mut [u8]) -> io::Result<usize> {
         match &mut self.layer {

@@ -43,8 +43,14 @@ impl Connection {
     /// Receives what there is.
     pub(super) fn receive_numbered(&mut self, peer: &Arc<Peer>) -> Result<(), Broken> {
         let Some(stream) = self.stream.clone() else { return Ok(()) };
+        let mut is_drained = false;
         loop {
             self.read_stage(peer)?;
+            // Before something is sent the end of the stream is looked for, too.
+            if is_drained && !peer.flow().has_more() {
+                return Ok(());
+            }
+            is_drained = false;
             let received = match (self.receiving, self.under_way.front_mut()) {
                 (Receiving::Data, Some(message)) => {
                     let room = if message.pieces.is_staged() { STAGED } else { SCRATCH };
@@ -57,7 +63,10 @@ impl Connection {
                     let had = self.stage.len();
                     self.stage.resize(STAGE, 0);
                     let received = self.line.receive(&stream, &mut self.stage[had..]);
-                    self.stage.truncate(had + received.as_ref().unwrap_or(&0));
+                    let count = *received.as_ref().unwrap_or(&0);
+                    self.stage.truncate(had + count);
+                    // A stream gives all that it has: there is nothing more now, but its end perhaps.
+                    is_drained = count > 0 && had + count < STAGE && self.line.is_bare();
                     received
                 }
             };
