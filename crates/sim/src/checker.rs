@@ -51,6 +51,8 @@ struct Flow {
     /// acknowledgement of a repeat may come after one of these and say less, since those have
     /// answers of their own.
     answered: Option<Acknowledged>,
+    /// The last that was sent of what is forgotten. A probe begins with the oldest of that, and goes on with the newest.
+    forgotten: Option<Psn>,
 }
 
 /// A request packet that was sent.
@@ -72,9 +74,14 @@ struct Acknowledged {
 }
 
 impl Checker {
-    /// Forgets the flows from and to a machine: its queue pairs start anew.
+    /// Forgets the flows from and to a machine: its queue pairs start anew. Who was connected to one may not know, and sends
+    /// again what it has sent.
     pub(crate) fn forget(&mut self, address: IpAddr) {
-        self.flows.retain(|name, _| name.source.0 != address && name.destination.0 != address);
+        self.forget_sender(address);
+        for (_, flow) in self.flows.iter_mut().filter(|(name, _)| name.destination.0 == address) {
+            let last = flow.requests.back().map(|last| Psn::from_extended(last.psn));
+            *flow = Flow { forgotten: last.or(flow.forgotten), ..Flow::default() };
+        }
     }
 
     /// Forgets what a machine sent: it starts anew. Its peers do not, until they know.
@@ -170,7 +177,8 @@ impl Flow {
             };
             // A READ that is resumed takes up a number within its own response.
             let resumed = is_read && last.read.is_some() && step < *allowed.start();
-            if !allowed.contains(&step) && !resumed {
+            let again = self.forgotten.is_some_and(|it| request.psn <= it.extend(request.psn));
+            if !allowed.contains(&step) && !resumed && !again {
                 return Err(format!(
                     "sent {opcode:?} with psn {}, {step} after {:?} with psn {}",
                     packet.bth.psn,
@@ -467,6 +475,21 @@ mod tests {
         checker.forget_queue_pair(IpAddr::from([10, 0, 0, 1]), other);
         assert_eq!(checker.sent(other, &send(77, b"b")), Ok(()));
         assert!(checker.sent(SOURCE, &send(77, b"a")).is_err());
+    }
+
+    #[test]
+    fn what_was_sent_to_a_machine_that_has_died_may_be_sent_again_with_gaps() {
+        let mut checker = Checker::default();
+        let mut sent = |packets: &[u32]| {
+            packets.iter().all(|&psn| checker.sent(SOURCE, &send(psn, b"a")).is_ok())
+        };
+        assert!(sent(&[0xff_ffff, 0, 1, 2]));
+        checker.forget(IpAddr::from([10, 0, 0, 2]));
+        let mut sent = |packets: &[u32]| {
+            packets.iter().all(|&psn| checker.sent(SOURCE, &send(psn, b"a")).is_ok())
+        };
+        assert!(sent(&[0xff_ffff, 2, 3]));
+        assert!(!sent(&[5]), "what was never sent");
     }
 
     #[test]

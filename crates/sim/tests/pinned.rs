@@ -81,6 +81,22 @@ const OTHERS: &[(&str, &str, u64)] = &[
         9_049_628,
     ),
     ("the same, with other calls behind", "inc-chaos", 9_017_174),
+    (
+        "a queue pair that probes one of a machine that has died sends the oldest and the newest packet: the \
+         check must know that it has sent those between",
+        "control-chaos",
+        21584,
+    ),
+    ("the same, of longer messages", "control-chaos", 35267),
+    ("the same, of a rank that has died", "control-chaos", 50738),
+    ("the same, of two queue pairs", "control-chaos", 61722),
+    ("the same, of a switch", "control-chaos", 94266),
+    (
+        "a rank stood still, was given up meanwhile, and came back to a controller that was restarted and knew \
+         nothing of that: the check must let it say that its switch is lost, which has ended its node",
+        "control-chaos",
+        63202,
+    ),
 ];
 
 #[test]

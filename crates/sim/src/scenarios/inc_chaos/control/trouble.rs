@@ -17,7 +17,9 @@ impl Director {
         let silent = match trouble {
             Trouble::ControllerDies { down: length }
             | Trouble::ControllerStands { length }
-            | Trouble::ControlCut { length, .. } => Some(length),
+            | Trouble::ControlCut { length, .. }
+            // What it was told meanwhile is lost where the controller dies before it goes on.
+            | Trouble::Stands { length, .. } => Some(length),
             Trouble::Break { .. } => Some(Duration::ZERO),
             _ => None,
         };
