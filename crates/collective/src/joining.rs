@@ -62,3 +62,55 @@ impl Cancellation {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::{ErrorKind, Read, Write};
+    use std::net::{IpAddr, Ipv4Addr, TcpListener};
+    use std::thread;
+
+    use millstream_inc::protocol::{Commanded, FromController, encode};
+    use millstream_verbs::{Device, SoftConfig};
+
+    use super::*;
+    use crate::JoinConfig;
+    use crate::join::join_with;
+    use crate::memory::Domains;
+
+    /// Where the ranks of a lost tree meet, an attempt keeps others waiting for as long as its connection is there.
+    #[test]
+    fn a_failed_attempt_closes_its_connection_though_who_may_end_it_is_there() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let controller = listener.local_addr().unwrap();
+        let peer = thread::spawn(move || {
+            let mut stream = listener.accept().unwrap().0;
+            // No answer to one that joins. The rank ends the attempt, and this side does not.
+            let message = FromController::Left { rank: 1, collectives: 1 };
+            stream.write_all(&encode(&Commanded { term: 1, message }).unwrap()).unwrap();
+            stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+            let mut heard = [0; 4096];
+            loop {
+                match stream.read(&mut heard) {
+                    Ok(0) => return true,
+                    Ok(_) => {}
+                    Err(error) => return error.kind() == ErrorKind::ConnectionReset,
+                }
+            }
+        });
+        let loopback = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        let device = Device::open_soft(&SoftConfig::new(loopback)).unwrap();
+        let config = JoinConfig::new(controller, "g", 2, 0, &device);
+        let cancellation = Cancellation::default();
+        let mut joining = Joining {
+            waiting: &mut |_| (),
+            cancellation: &cancellation,
+            silence: None,
+            prepares: false,
+            avoid: &[],
+        };
+        let joined = join_with(&config, &Domains::of([&device].into_iter()), &mut joining);
+        assert!(joined.is_err());
+        assert!(peer.join().unwrap(), "the connection stays");
+        assert!(!cancellation.is_canceled());
+    }
+}
