@@ -146,8 +146,8 @@ pub(crate) struct Joined {
     pub(crate) failover: Failover,
     /// The group's, and the communicator's number.
     pub(crate) identity: (GroupIdentity, u64),
-    /// The processes that its trees connect it to.
-    pub(crate) neighbours: Vec<LostSwitch>,
+    /// Which processes the switches of its trees are, those first that it is connected to.
+    pub(crate) processes: Vec<LostSwitch>,
     /// Where the ranks meet when a switch is lost and no controller is there.
     pub(crate) rendezvous: Option<Rendezvous>,
 }
@@ -393,6 +393,7 @@ fn join_once(
     if trees.fallback.is_none() {
         sender.set_switches(&neighbours);
     }
+    let processes = [neighbours, plan.processes].concat();
     let listener = rendezvous.and_then(|rendezvous| rendezvous.listener);
     let rendezvous = plan.meeting.map(|point| Rendezvous { point: *point, listener });
     let more = plan.more.into_iter().map(|tree| (tree.switch, tree.address));
@@ -414,7 +415,7 @@ fn join_once(
         hosted,
         failover,
         identity,
-        neighbours,
+        processes,
         rendezvous,
     })
 }
@@ -506,7 +507,7 @@ fn share(
     }
     let (domains, switches, fallback, hosted) = (domains.clone(), Vec::new(), None, None);
     let (failover, identity) = (Failover::Off, (plan.group, plan.communicator));
-    let (neighbours, rendezvous) = (Vec::new(), None);
+    let (processes, rendezvous) = (Vec::new(), None);
     Ok(Joined {
         way,
         watcher,
@@ -517,7 +518,7 @@ fn share(
         hosted,
         failover,
         identity,
-        neighbours,
+        processes,
         rendezvous,
     })
 }

@@ -51,8 +51,8 @@ pub(super) struct Line {
     /// None once the communicator is closed.
     pub(super) watcher: Option<Watcher>,
     pub(super) hosted: Option<Arc<HostedSwitch>>,
-    /// The processes that its trees connect this rank to.
-    neighbours: Vec<LostSwitch>,
+    /// Which processes the switches of its trees are.
+    processes: Vec<LostSwitch>,
     /// Where the ranks meet without a controller.
     pub(super) rendezvous: Option<Rendezvous>,
     /// Rank 0's, if they have met there.
@@ -103,7 +103,7 @@ impl Line {
         first: (u64, u64),
     ) -> Option<Self> {
         let Joined { way, watcher, sender, hosted, failover, identity, .. } = joined;
-        let Joined { neighbours, rendezvous, .. } = joined;
+        let Joined { processes, rendezvous, .. } = joined;
         let Way::Switch(engine) = way else { return None };
         let (shape, trees) = engine.shape();
         let lost = Lost {
@@ -121,7 +121,7 @@ impl Line {
             sender,
             watcher,
             hosted,
-            neighbours,
+            processes,
             rendezvous,
             coordinator,
             identity,
@@ -144,7 +144,7 @@ impl State {
 
     /// The switch that was lost is not to serve again.
     pub(super) fn avoid_lost(&mut self, error: &CollectiveError) {
-        let Some(lost) = lost_switch(&self.line.neighbours, error) else { return };
+        let Some(lost) = lost_switch(&self.line.processes, error) else { return };
         self.avoid.retain(|known| *known != lost);
         if self.avoid.len() >= MAX_AVOIDED {
             self.avoid.remove(0);
@@ -210,12 +210,12 @@ pub(super) const fn is_loss(error: &CollectiveError) -> bool {
 
 /// The switch that is lost, by what is known of it; none where that is another one than this rank is connected to, and not
 /// named.
-fn lost_switch(neighbours: &[LostSwitch], error: &CollectiveError) -> Option<LostSwitch> {
+fn lost_switch(processes: &[LostSwitch], error: &CollectiveError) -> Option<LostSwitch> {
     let &CollectiveError::SwitchLost { switch, incarnation, .. } = error else { return None };
     if error.is_loss_further_up() {
         return None;
     }
-    let known = neighbours.iter().find(|known| known.address == switch).copied();
+    let known = processes.iter().find(|known| known.address == switch).copied();
     Some(known.unwrap_or(LostSwitch { address: switch, incarnation }))
 }
 
@@ -230,18 +230,18 @@ mod tests {
     #[test]
     fn what_a_rank_says_of_a_lost_switch_is_which_process_it_was_if_that_is_known() {
         let address = |last| IpAddr::V4(Ipv4Addr::new(10, 0, 0, last));
-        let neighbours = [LostSwitch { address: address(1), incarnation: Some(7) }];
+        let processes = [LostSwitch { address: address(1), incarnation: Some(7) }];
         let lost = |last, detail: &str| {
             let (switch, detail) = (address(last), detail.to_owned());
             let incarnation = Some(9);
-            lost_switch(&neighbours, &CollectiveError::SwitchLost { switch, detail, incarnation })
+            lost_switch(&processes, &CollectiveError::SwitchLost { switch, detail, incarnation })
         };
-        assert_eq!(lost(1, "it does not answer"), Some(neighbours[0]));
+        assert_eq!(lost(1, "it does not answer"), Some(processes[0]));
         // The controller knows it.
         let other = LostSwitch { address: address(2), incarnation: Some(9) };
         assert_eq!(lost(2, "rank 0 cannot reach it"), Some(other));
         // It is the one above.
         assert_eq!(lost(1, &Abort::ParentLost.to_string()), None);
-        assert_eq!(lost_switch(&neighbours, &CollectiveError::Closed), None);
+        assert_eq!(lost_switch(&processes, &CollectiveError::Closed), None);
     }
 }

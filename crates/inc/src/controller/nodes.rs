@@ -1,14 +1,15 @@
 //! The nodes of a group's trees, made from the leaves up and connected from the root down.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use millstream_wire::Mtu;
 
 use super::group::{End, Group, Node, Step};
 use super::{Controller, ControllerConfig, GroupId, Switch};
-use crate::plan::{Child, SwitchId};
+use crate::plan::{Child, Forest, SwitchId};
 use crate::protocol::{
-    FromController, Plan, PlannedTree, Refusal, SwitchChild, SwitchEdge, SwitchUplink, shortened,
+    Failover, FromController, LostSwitch, MAX_PROCESSES, Plan, PlannedTree, Refusal, SwitchChild,
+    SwitchEdge, SwitchUplink, shortened,
 };
 
 impl Controller {
@@ -184,6 +185,10 @@ impl Controller {
         // Nodes of the first tree come first, so each rank's plan is there when a further tree is added to it.
         let mut plans: BTreeMap<u32, Plan> = BTreeMap::new();
         let (failover, meeting) = (group.failover(), group.meeting());
+        let processes = match failover {
+            Failover::On => processes(trees, &self.switches),
+            Failover::Off | Failover::Reproducible => Vec::new(),
+        };
         for (place, node) in trees.nodes().iter().zip(&group.nodes) {
             let Some(switch) = self.switches.get(&place.switch) else { return };
             for (child, edge) in place.children.iter().zip(&node.edges) {
@@ -208,6 +213,7 @@ impl Controller {
                     failover,
                     incarnation,
                     meeting: meeting.clone(),
+                    processes: processes.clone(),
                 };
                 plans.insert(rank, plan);
             }
@@ -283,4 +289,18 @@ impl Controller {
             node.step = Step::Gone;
         }
     }
+}
+
+/// Which processes the switches of trees of several levels are. Of others a rank knows all that there are.
+fn processes(trees: &Forest, switches: &BTreeMap<SwitchId, Switch>) -> Vec<LostSwitch> {
+    let nodes = trees.nodes();
+    if nodes.iter().all(|node| node.parent.is_none()) {
+        return Vec::new();
+    }
+    let all: BTreeSet<SwitchId> = nodes.iter().map(|node| node.switch).collect();
+    let of = |id: &SwitchId| {
+        let &Switch { address, incarnation, .. } = switches.get(id)?;
+        Some(LostSwitch { address, incarnation: Some(incarnation) })
+    };
+    all.iter().filter_map(of).take(MAX_PROCESSES).collect()
 }

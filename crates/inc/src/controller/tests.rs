@@ -75,6 +75,7 @@ fn a_group_goes_from_idle_to_ready_and_back() {
         failover: Failover::Off,
         incarnation: 0,
         meeting: None,
+        processes: Vec::new(),
     };
     assert_eq!(world.heard(b), [FromController::Plan(plan)]);
 

@@ -485,7 +485,14 @@ pub struct Plan {
     /// Where the ranks meet when a switch is lost and no controller is there, if they then go on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub meeting: Option<Box<MeetingPoint>>,
+    /// Where a communicator goes on when a switch is lost and its trees have several levels: which processes their switches
+    /// are, up to [`MAX_PROCESSES`] of them. Who says later that one is lost may know its address only.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub processes: Vec<LostSwitch>,
 }
+
+/// Switches of a [`Plan`] at most.
+pub const MAX_PROCESSES: usize = 64;
 
 /// A host's end of a further tree.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]

@@ -71,9 +71,9 @@ pub use counters::PortCounters;
 pub use fallback::{Failover, FallbackOffer, HostsTrees};
 pub use frame::{FrameDecoder, FrameError, Message, VERSION, encode};
 pub use message::{
-    Commanded, FromController, GroupIdentity, HeldNode, Hello, HostQueuePair, Plan, PlannedTree,
-    Presence, Resume, SameMachine, SharedMemoryPlan, SwitchBelow, SwitchChild, SwitchEdge,
-    SwitchLimits, SwitchReport, SwitchUplink, ToController,
+    Commanded, FromController, GroupIdentity, HeldNode, Hello, HostQueuePair, MAX_PROCESSES, Plan,
+    PlannedTree, Presence, Resume, SameMachine, SharedMemoryPlan, SwitchBelow, SwitchChild,
+    SwitchEdge, SwitchLimits, SwitchReport, SwitchUplink, ToController,
 };
 pub use rank_list::RankList;
 pub use recovery::{LostSwitch, MAX_AVOIDED, MeetingPoint, SECRET_BYTES, Secret};
