@@ -369,8 +369,12 @@ fn a_switch_that_dies_is_named_to_all_ranks_of_all_hosts() {
     let switch = ranks[0].switch().unwrap().1;
     cluster.switches.clear();
     for error in each(&mut ranks, |communicator| communicator.barrier().unwrap_err()) {
-        let CollectiveError::SwitchLost { switch: lost, .. } = error else { panic!("{error}") };
+        let CollectiveError::SwitchLost { switch: lost, detail, .. } = error else {
+            panic!("{error}")
+        };
         assert_eq!(lost, switch);
+        let why = "do not go on over other trees: some host has several ranks, which share memory";
+        assert_eq!(detail.matches(why).count(), 1, "{detail}");
     }
 }
 

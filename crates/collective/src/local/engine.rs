@@ -24,6 +24,10 @@ use crate::{CollectiveError, LONGEST};
 /// How long a rank that cannot go on waits until the controller has let go of it.
 const RELEASE_PATIENCE: Duration = Duration::from_millis(250);
 
+/// Of a lost switch.
+const NOT_RESUMED: &str =
+    "; the ranks do not go on over other trees: some host has several ranks, which share memory";
+
 /// What a rank shares with its threads.
 #[derive(Debug)]
 pub(crate) struct LocalEngine {
@@ -259,7 +263,9 @@ impl LocalEngine {
         match outcome {
             Ok(()) => state.finished += 1,
             // Unless this rank has ended it.
-            Err(Stop::Failed(error)) => state.failure = state.failure.take().or(Some(error)),
+            Err(Stop::Failed(error)) => {
+                state.failure = state.failure.take().or_else(|| Some(self.explained(error)));
+            }
             // Who told has said why.
             Err(Stop::Told) => {}
         }
@@ -287,13 +293,26 @@ impl LocalEngine {
     fn failure_of(&self, state: &mut State) -> Option<CollectiveError> {
         if state.failure.is_none() {
             let heard = self.area.get().and_then(|area| area.failure());
-            state.failure = heard.map(CollectiveError::from);
+            state.failure = heard.map(|failure| self.explained(failure.into()));
         }
         state.failure.clone()
     }
 
+    /// Says too why a lost switch is the end, where there are some.
+    fn explained(&self, mut error: CollectiveError) -> CollectiveError {
+        if let CollectiveError::SwitchLost { detail, .. } = &mut error
+            && self.members.has_others()
+            // The controller may have heard it from another rank.
+            && !detail.contains(NOT_RESUMED)
+        {
+            detail.push_str(NOT_RESUMED);
+        }
+        error
+    }
+
     /// Ends the communicator, and the collective under way, with this reason unless there is one.
     pub(crate) fn fail(&self, error: CollectiveError) {
+        let error = self.explained(error);
         let mut state = self.lock();
         if self.failure_of(&mut state).is_none() {
             if error == CollectiveError::Closed {
