@@ -178,15 +178,15 @@ impl Sender {
         let _ = self.switches.set(switches.to_vec());
     }
 
-    /// Says last that a switch is lost, and which one if this rank was connected to it.
+    /// Says last that a switch is lost, and which one if this rank was connected to it, or to that which has told it.
     pub(crate) fn say_switch_lost(&self, error: &CollectiveError, detail: String, tree: usize) {
         let CollectiveError::SwitchLost { switch: address, .. } = error else { return };
         // Of one further up nothing is known here but which switch has told it, and that one is not lost.
-        let is_ours = !error.is_loss_further_up();
+        let further_up = error.is_loss_further_up();
         let mut known = self.switches.get().into_iter().flatten();
-        let switch = known.find(|known| is_ours && known.address == *address).copied();
+        let switch = known.find(|known| known.address == *address).copied();
         let (detail, tree) = (shortened(detail), tree as u8);
-        self.say_last(ToController::SwitchLost { detail, tree, switch });
+        self.say_last(ToController::SwitchLost { detail, tree, switch, further_up });
     }
 
     /// Whether the controller has not answered the last word. Its answer is the end.
@@ -366,7 +366,12 @@ mod tests {
         let (listener, stream, sender, mut receiver) = connected();
         drop(stream);
         // The kernel takes it, and nobody reads it.
-        let last = ToController::SwitchLost { detail: "silent".to_owned(), tree: 0, switch: None };
+        let last = ToController::SwitchLost {
+            detail: "silent".to_owned(),
+            tree: 0,
+            switch: None,
+            further_up: false,
+        };
         sender.say_last(last.clone());
         assert!(sender.owes());
         let resume = Resume {

@@ -369,7 +369,8 @@ impl CollectiveError {
     /// Whether a switch, which is not lost, has told that one further up is.
     pub(crate) fn is_loss_further_up(&self) -> bool {
         let told = Abort::ParentLost.to_string();
-        matches!(self, Self::SwitchLost { detail, .. } if detail.ends_with(&told))
+        // Why the ranks do not go on may follow.
+        matches!(self, Self::SwitchLost { detail, .. } if detail.contains(&told))
     }
 
     /// With the tree that it is of, where there are several.

@@ -246,7 +246,10 @@ impl World {
             }
             End::SwitchLost => {
                 let (detail, tree, switch) = ("silent".to_owned(), 0, None);
-                self.say(ranks[0], ToController::SwitchLost { detail, tree, switch });
+                self.say(
+                    ranks[0],
+                    ToController::SwitchLost { detail, tree, switch, further_up: false },
+                );
             }
             End::Unformed => {}
         }

@@ -9,6 +9,7 @@ use millstream_wire::{Mtu, Psn, Qpn};
 use super::ConnectionId;
 use super::counted::Counted;
 use super::fallback::Fallback;
+use super::further_up::FurtherUp;
 use super::quotas::Owner;
 use super::resume::Revived;
 use crate::plan::{Forest, SwitchId};
@@ -115,6 +116,8 @@ pub(super) struct Group {
     pub(super) meeting: Option<Box<MeetingPoint>>,
     /// It has no tree here: made by an earlier controller, or its ranks share memory.
     pub(super) revived: Option<Revived>,
+    /// A rank has heard that a switch is lost which it is not connected to.
+    pub(super) further_up: Option<FurtherUp>,
 }
 
 /// How far a node of the tree is.
@@ -192,6 +195,7 @@ impl Group {
             fallback: None,
             meeting: None,
             revived: None,
+            further_up: None,
         }
     }
 

@@ -13,6 +13,7 @@
 
 mod counted;
 mod fallback;
+mod further_up;
 mod given;
 mod group;
 mod hosts;
@@ -406,8 +407,8 @@ impl Controller {
             // Of a communicator that an earlier controller has made: it goes on without.
             (Role::Host { group, .. }, message) if self.is_of_before(group, &message) => {}
             (Role::Switch(id), ToController::Held { nodes }) => self.holds(id, nodes),
-            (Role::Host { group, .. }, ToController::SwitchLost { detail, tree, switch }) => {
-                self.switch_lost_to(connection, group, (tree.into(), switch), &detail);
+            (Role::Host { group, .. }, message @ ToController::SwitchLost { .. }) => {
+                self.hear_of_loss(connection, group, message);
             }
             (
                 Role::Switch(id),
@@ -527,7 +528,7 @@ impl Controller {
         let deadlines = self
             .groups
             .values()
-            .flat_map(|it| [it.deadline, it.fall_back_at, claims(it)])
+            .flat_map(|it| [it.deadline, it.fall_back_at, claims(it), it.named_by()])
             .flatten();
         let ending = self.ending.front().map(|&(until, ..)| until);
         let away = self.away.first().map(|&(until, ..)| until);

@@ -18,7 +18,7 @@ use super::{
 use crate::plan::SwitchId;
 use crate::protocol::{
     AbortReason, FallbackOffer, FromController, GroupIdentity, LostSwitch, MAX_TERM, RankList,
-    Refusal, Resume, TokenProblem, shortened,
+    Refusal, Resume, ToController, TokenProblem, shortened,
 };
 use crate::spec::MAX_WORLD;
 
@@ -79,6 +79,9 @@ impl Controller {
             group.fall_back_at = group.fall_back_at.map(|at| at.max(now + standstill));
             if let Some(revived) = &mut group.revived {
                 revived.until = revived.until.map(|_| now + self.config.claim_timeout);
+            }
+            if let Some(further_up) = &mut group.further_up {
+                further_up.until = further_up.until.max(now + standstill);
             }
         }
         let until = now + self.config.inventory_grace;
@@ -283,6 +286,7 @@ impl Controller {
         };
         let due: Vec<GroupId> = self.groups.iter().filter_map(due).collect();
         due.into_iter().for_each(|id| self.judge_claims(id));
+        self.name_lost_further_up(now);
         while let Some(&(_, communicator)) = self.unclaimed.front().filter(|&&(at, _)| at <= now) {
             self.unclaimed.pop_front();
             if self.held.get(&communicator).is_some_and(|held| self.group_of(held.group).is_none())
@@ -322,20 +326,35 @@ impl Controller {
         }
     }
 
-    /// A rank says that its switch in a tree is lost, and which that is.
-    pub(super) fn switch_lost_to(
+    /// A rank says that a switch is lost.
+    pub(super) fn hear_of_loss(
         &mut self,
         connection: ConnectionId,
         id: GroupId,
-        (tree, named): (usize, Option<LostSwitch>),
-        detail: &str,
+        message: ToController,
     ) {
+        let ToController::SwitchLost { detail, tree, switch, further_up } = message else { return };
         let Some(group) = self.groups.get(&id) else { return };
         let found = group.members.iter().find(|(_, it)| it.connection == Some(connection));
         let Some((&rank, _)) = found.filter(|_| group.ready) else {
             let detail = "a host cannot send SwitchLost now".to_owned();
             return self.misbehaved(connection, detail);
         };
+        match further_up {
+            true => self.lost_further_up(id, rank, (tree.into(), switch), &detail),
+            false => self.switch_lost_to(id, rank, (tree.into(), switch), &detail),
+        }
+    }
+
+    /// A rank says that its switch in a tree is lost, and which that is.
+    fn switch_lost_to(
+        &mut self,
+        id: GroupId,
+        rank: u32,
+        (tree, named): (usize, Option<LostSwitch>),
+        detail: &str,
+    ) {
+        let Some(group) = self.groups.get(&id) else { return };
         let detail = shortened(format!("rank {rank} cannot reach it: {detail}"));
         let leaf = group.trees.as_ref().and_then(|trees| trees.leaf_of(tree, rank));
         let known = leaf.and_then(|leaf| self.switches.get(&leaf.switch));

@@ -1,6 +1,7 @@
 //! The messages.
 
 use core::net::{IpAddr, SocketAddr};
+use core::ops::Not;
 
 use millstream_wire::{Mtu, Psn, Qpn};
 use serde::{Deserialize, Serialize};
@@ -123,16 +124,20 @@ pub enum ToController {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         cause: Option<AbortReason>,
     },
-    /// Host: the switch that I am connected to answers no longer on the data network.
+    /// Host: the switch that I am connected to answers no longer on the data network, or one further up.
     SwitchLost {
         /// How that is known.
         detail: String,
         /// The switch of which tree.
         #[serde(default, skip_serializing_if = "is_first")]
         tree: u8,
-        /// Which it is, if it is no host: a controller that was restarted may never have heard of it.
+        /// Which it is that the rank is connected to, if it is no host: a controller that was restarted may never have heard
+        /// of it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         switch: Option<LostSwitch>,
+        /// The switch that it is connected to lives, and has told that one further up is lost.
+        #[serde(default, skip_serializing_if = "Not::not")]
+        further_up: bool,
     },
     /// The answer to [`FromController::Ping`].
     Pong,

@@ -317,7 +317,10 @@ fn a_host_whose_switch_is_silent_is_lost_as_a_rank() {
     let (of_tree_1, _) = hosts.nodes[1];
     let rank = (of_tree_1.0 - 100) as u32;
     let detail = "it does not answer".to_owned();
-    world.say(hosts.all[0], ToController::SwitchLost { detail, tree: 1, switch: None });
+    world.say(
+        hosts.all[0],
+        ToController::SwitchLost { detail, tree: 1, switch: None, further_up: false },
+    );
     let heard = world.heard(hosts.all[0]);
     let Some(FromController::Abort { reason: AbortReason::PeerLost { rank: named, .. } }) =
         heard.last()
@@ -376,7 +379,12 @@ fn hosts_come_back_and_are_asked_at_their_new_connections() {
     world.close(goes);
     world.say(
         stays,
-        ToController::SwitchLost { detail: "silent".to_owned(), tree: 0, switch: None },
+        ToController::SwitchLost {
+            detail: "silent".to_owned(),
+            tree: 0,
+            switch: None,
+            further_up: false,
+        },
     );
     let heard = world.heard(stays);
     let lost = |message: &FromController| format!("{message:?}").contains("PeerLost { rank: 1");

@@ -569,7 +569,12 @@ fn a_rank_whose_switch_is_lost_is_not_blamed() {
     let (hosts, _) = world.ready(10, "g", 2);
     world.say(
         hosts[0],
-        ToController::SwitchLost { detail: "silent".to_owned(), tree: 0, switch: None },
+        ToController::SwitchLost {
+            detail: "silent".to_owned(),
+            tree: 0,
+            switch: None,
+            further_up: false,
+        },
     );
     let heard = world.heard(hosts[1]);
     let [FromController::Abort { reason: AbortReason::SwitchLost { name, .. } }] = &heard[..]
@@ -599,7 +604,7 @@ fn a_switch_that_does_not_come_back_is_told_as_a_switch_and_not_as_a_rank() {
     hosts.iter().for_each(|&host| drop(world.heard(host)));
     let (address, detail) = (IpAddr::from([127, 0, 1, 1]), "silent".to_owned());
     let switch = Some(LostSwitch { address, incarnation: Some(7) });
-    world.say(hosts[1], ToController::SwitchLost { detail, tree: 0, switch });
+    world.say(hosts[1], ToController::SwitchLost { detail, tree: 0, switch, further_up: false });
     let expected = switch_lost("", 1, "rank 1 cannot reach it: silent", Some(7));
     for host in hosts {
         assert_eq!(world.heard(host), expected);

@@ -150,7 +150,12 @@ fn who_is_lost_on_a_tree_is_named_with_tree_address_and_switch() {
     let (hosts, _) = ready(&mut world);
     world.say(
         hosts[1],
-        ToController::SwitchLost { detail: "silent".to_owned(), tree: 1, switch: None },
+        ToController::SwitchLost {
+            detail: "silent".to_owned(),
+            tree: 1,
+            switch: None,
+            further_up: false,
+        },
     );
     let wanted = "switch \"t\" at 127.0.1.2 is lost: rank 1 cannot reach it: silent";
     assert_eq!(lost(&mut world, hosts), wanted);
@@ -245,8 +250,15 @@ fn a_restarted_controller_knows_which_tree_a_node_is_of() {
     assert_eq!((&told[1].1[..], &told[1].2[..]), (&[destroy][..], &[][..]));
     let mut world = World::new();
     let host = back(&mut world);
-    world
-        .say(host, ToController::SwitchLost { detail: "silent".to_owned(), tree: 1, switch: None });
+    world.say(
+        host,
+        ToController::SwitchLost {
+            detail: "silent".to_owned(),
+            tree: 1,
+            switch: None,
+            further_up: false,
+        },
+    );
     let heard = world.heard(host);
     let [FromController::Abort { reason }] = &heard[..] else { panic!("{heard:?}") };
     assert!(reason.to_string().starts_with("switch \"t\" at 127.0.1.2 is lost"), "{reason}");

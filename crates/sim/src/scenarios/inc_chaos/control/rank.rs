@@ -329,7 +329,11 @@ impl Director {
         if from_switch && blamed == Blamed::Switch && !heard {
             let detail = "it does not answer".to_owned();
             let switch = self.ranks[machine].switch;
-            self.say_last(network, machine, ToController::SwitchLost { detail, tree: 0, switch });
+            self.say_last(
+                network,
+                machine,
+                ToController::SwitchLost { detail, tree: 0, switch, further_up: false },
+            );
         }
         let linger = Duration::from_millis(self.rng.below(1500));
         let until = network.after(linger);
