@@ -2,10 +2,10 @@
 
 mod common;
 
-use std::thread;
 use std::time::Duration;
+use std::{fs, thread};
 
-use common::{Output, Running, address, millstream};
+use common::{Folder, Output, Running, address, millstream};
 use serde_json::Value;
 
 struct Cluster {
@@ -31,11 +31,24 @@ impl Cluster {
 
     /// Hosts that do collectives of two sizes.
     fn hosts(&self, group: &str, world: usize, more: &[&str]) -> Vec<Running> {
+        let binds: Vec<String> = (0..world).map(|_| address()).collect();
+        self.hosts_at(group, &binds, |_| vec!["--path=switch".to_owned()], more)
+    }
+
+    /// Hosts at these addresses, each with arguments of its own.
+    fn hosts_at(
+        &self,
+        group: &str,
+        binds: &[String],
+        own: impl Fn(usize) -> Vec<String>,
+        more: &[&str],
+    ) -> Vec<Running> {
+        let world = binds.len();
         let start = |rank: usize| {
-            let (bind, count, number) = (address(), world.to_string(), rank.to_string());
+            let (bind, count, number) = (&binds[rank], world.to_string(), rank.to_string());
             let mut command = millstream();
-            command.args(["collective", "--path=switch", "--json", "--verify", "--fallback=on"]);
-            command.args(["--controller", &self.controller, "--group", group, "--bind", &bind]);
+            command.args(["collective", "--json", "--verify", "--fallback=on"]).args(own(rank));
+            command.args(["--controller", &self.controller, "--group", group, "--bind", bind]);
             command.args(["--world", &count, "--rank", &number, "--size=8,3000000"]).args(more);
             Running::start(&format!("rank {rank} of {group}"), &mut command)
         };
@@ -175,4 +188,102 @@ fn without_controller_and_rank_0_all_others_end_and_say_where_it_was() {
         );
         assert!(told.contains("rank 0, which takes the place of the controller at 127."), "{told}");
     }
+}
+
+#[test]
+fn hosts_with_several_ranks_end_when_their_switch_is_killed_and_say_why() {
+    for iterations in ITERATIONS {
+        let cluster = Cluster::new();
+        let binds: Vec<String> = (0..4).map(|_| address()).collect();
+        let own = |rank: usize| vec![format!("--host-label=h{}", rank % 2)];
+        let more = ["--collective=allreduce", iterations];
+        let mut hosts = cluster.hosts_at("paired", &binds, own, &more);
+        hosts.iter_mut().for_each(|host| drop(host.line()));
+        cluster.process.signal("KILL");
+        cluster.switch.signal("KILL");
+        let outputs: Vec<Output> = hosts.into_iter().map(Running::output).collect();
+        if outputs.iter().any(|output| output.status.success()) {
+            continue;
+        }
+        for output in outputs {
+            let told = output.failure(1);
+            let lost = format!("the switch at {} is lost: ", cluster.at);
+            assert!(told.contains(&lost), "{told}");
+            let why =
+                "do not go on over other trees: some host has several ranks, which share memory";
+            assert!(told.contains(why), "{told}");
+        }
+        return;
+    }
+    panic!("the hosts are always done before their switch is killed");
+}
+
+/// A root and two leaves with two hosts each: their addresses, and the topology.
+fn two_levels() -> (Vec<String>, Vec<String>, String) {
+    let switches: Vec<String> = (0..3).map(|_| address()).collect();
+    let hosts: Vec<String> = (0..4).map(|_| address()).collect();
+    let link = |up: bool, host: Option<usize>, my: &str, peer: &str| {
+        let host = host.map_or_else(String::new, |host| format!("host_id: {host}, "));
+        format!("      - {{up: {up}, {host}my_ip: {my}, peer_ip: {peer}}}\n")
+    };
+    let mut text = "switches:\n  - id: 0\n    root: true\n    connections:\n".to_owned();
+    for leaf in 1..3 {
+        text += &link(false, None, &switches[0], &switches[leaf]);
+    }
+    for leaf in 1..3 {
+        text += &format!("  - id: {leaf}\n    connections:\n");
+        text += &link(true, None, &switches[leaf], &switches[0]);
+        for host in 2 * (leaf - 1)..2 * leaf {
+            text += &link(false, Some(host), &switches[leaf], &hosts[host]);
+        }
+    }
+    (switches, hosts, text)
+}
+
+#[test]
+fn a_root_that_is_killed_changes_no_result_and_no_leaf_is_taken_for_lost() {
+    for iterations in ITERATIONS {
+        let (switches, binds, topology) = two_levels();
+        let folder = Folder::new();
+        let file = folder.file("topology.yaml");
+        fs::write(&file, topology).unwrap();
+        let listen = format!("{}:0", address());
+        let arguments = ["controller", "--listen", &listen, "--topology", &file];
+        let mut process = Running::start("controller", millstream().args(arguments));
+        let controller = process.ready()["listen"].as_str().unwrap().to_owned();
+        let start = |at: &String| {
+            let arguments = ["switch", "--controller", &controller, "--bind", at];
+            let mut switch = Running::start(at, millstream().args(arguments));
+            switch.ready();
+            switch
+        };
+        let leaves: Vec<Running> = switches[1..].iter().map(&start).collect();
+        let (switch, at) = (start(&switches[0]), switches[0].clone());
+        let cluster = Cluster { process, controller, switch, at };
+        let own = |_| vec!["--path=switch".to_owned()];
+        let more = ["--collective=allreduce", iterations];
+        let mut hosts = cluster.hosts_at("deep", &binds, own, &more);
+        hosts.iter_mut().for_each(|host| drop(host.line()));
+        cluster.switch.signal("KILL");
+        let outputs: Vec<Output> = hosts.into_iter().map(Running::output).collect();
+        drop(leaves);
+        let is_done = |output: &Output| {
+            output.status.success()
+                && output.json()["failovers"].as_array().is_none_or(Vec::is_empty)
+        };
+        if outputs.iter().any(is_done) {
+            continue;
+        }
+        for output in outputs {
+            let output = output.success();
+            let report = output.json();
+            assert_eq!(report["wrong"], 0, "{report}");
+            let failover = report["failovers"][0].as_str().unwrap();
+            // The leaves live and are registered: a rank that took one for lost would say so here.
+            let root = format!("switch 0 ({}) of the controller's topology", cluster.at);
+            assert!(failover.contains(&root), "{failover}");
+        }
+        return;
+    }
+    panic!("the hosts are always done before the root is killed");
 }
