@@ -1,5 +1,6 @@
 """What is there beside the contract (contract.py): bad calls, forks, interrupts, and what is missing."""
 
+import gc
 import mmap
 import os
 import signal
@@ -397,6 +398,35 @@ class Processes(unittest.TestCase):
         os.kill(self.peer.pid, signal.SIGCONT)
         self.assertEqual(self.engine.get_batch_transfer_status([number]), 0)
         self.assertEqual(self.engine.transfer_check_status(number), -1, "it is free")
+
+
+class Leaking(unittest.TestCase):
+    def test_engines_leave_no_descriptors_and_no_threads(self):
+        def count():
+            gc.collect()
+            return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+        def use():
+            here, there = engine(), engine()
+            far = there.allocate_managed_buffer(4096)
+            near = here.allocate_managed_buffer(4096)
+            name = f"{HOST}:{there.get_rpc_port()}"
+            self.assertEqual(here.transfer_sync_write(name, near, far, 4096), 0)
+            self.assertEqual(here.transfer_sync_write(name, near, 4096, 8), -1)
+            self.assertEqual(here.register_memory(4096, 10), -1)
+            self.assertNotEqual(here.transfer_submit_write(name, near, far, 4096), 0)
+
+        use()
+        before = count()
+        for _ in range(5):
+            use()
+        after = count()
+        for _ in range(1000):
+            if after <= before:
+                break
+            time.sleep(0.01)
+            after = count()
+        self.assertLessEqual(after, before)
 
 
 if __name__ == "__main__":

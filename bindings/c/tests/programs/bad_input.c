@@ -1,5 +1,7 @@
 /* What is null, wrong, freed or destroyed is a code, and the engine goes on. */
+#define _GNU_SOURCE
 #include "check.h"
+#include <sys/mman.h>
 
 static char memory[4096];
 
@@ -206,8 +208,31 @@ static void reports(transfer_engine_t engine)
     CHECK(getNicLoadStats(engine, &load, &count) == 0 && count == 0);
 }
 
+/* Memory that cannot be written is not registered, and requests with it fail, and nothing else. */
+static void read_only(transfer_engine_t engine, void *constant)
+{
+    static char source[4096], target[4096];
+    transfer_engine_t other = new_engine("tcp");
+    CHECK(registerLocalMemory(engine, constant, 4096, "*", 1) == -1);
+    CHECK(strstr(millstream_last_error(), "writ"));
+    CHECK(registerLocalMemory(other, target, sizeof target, "*", 1) == 0);
+    segment_id_t segment = open_other(engine, other);
+    memset(source, 3, sizeof source);
+    memset(target, 3, sizeof target);
+    CHECK(transfer(engine, OPCODE_READ, constant, segment, target, sizeof target) == STATUS_FAILED);
+    CHECK(((char *)constant)[0] == 0);
+    CHECK(transfer(engine, OPCODE_WRITE, constant, segment, target, sizeof target) == STATUS_FAILED);
+    CHECK(target[0] == 3 && target[4095] == 3);
+    memset(source, 4, sizeof source);
+    CHECK(transfer(engine, OPCODE_WRITE, source, segment, target, sizeof target) == STATUS_COMPLETED);
+    CHECK(target[0] == 4 && target[4095] == 4);
+    destroyTransferEngine(other);
+}
+
 int main(void)
 {
+    void *constant = mmap(NULL, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(constant != MAP_FAILED);
     CHECK(*millstream_last_error() == 0);
     no_engine(NULL);
     no_engine((transfer_engine_t)1);
@@ -220,6 +245,7 @@ int main(void)
     batches(engine);
     messages(engine);
     reports(engine);
+    read_only(engine, constant);
     destroyTransferEngine(engine);
     no_engine(engine);
     return 0;
