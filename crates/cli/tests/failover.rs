@@ -233,8 +233,8 @@ fn two_levels() -> (Vec<String>, Vec<String>, String) {
     for leaf in 1..3 {
         text += &format!("  - id: {leaf}\n    connections:\n");
         text += &link(true, None, &switches[leaf], &switches[0]);
-        for host in 2 * (leaf - 1)..2 * leaf {
-            text += &link(false, Some(host), &switches[leaf], &hosts[host]);
+        for (host, at) in hosts.iter().enumerate().skip(2 * (leaf - 1)).take(2) {
+            text += &link(false, Some(host), &switches[leaf], at);
         }
     }
     (switches, hosts, text)
