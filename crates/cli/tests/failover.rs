@@ -102,6 +102,10 @@ fn with(blow: &Blow, world: usize, more: &[&str]) -> (Vec<Output>, String) {
         let mut hosts = cluster.hosts("job", world, &arguments);
         // They are in step: when the last begins with the second size, none has done much of it.
         hosts.iter_mut().for_each(|host| drop(host.line()));
+        if blow.ends {
+            // At its beginning nothing is overwritten yet, and the ranks go on. Nobody tells how far a call is.
+            thread::sleep(Duration::from_millis(100));
+        }
         let signal = |signal: &str| {
             cluster.switch.signal(signal);
             if blow.controller {
