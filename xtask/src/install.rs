@@ -143,7 +143,7 @@ pub(crate) const FOR_METADATA: &[Need] = &[ETCD];
 pub(crate) const FOR_POWER_CUT: &[Need] = &[MKE2FS];
 
 /// What `cargo xtask package` needs.
-pub(crate) const FOR_PACKAGE: &[Need] = &[DPKG];
+pub(crate) const FOR_PACKAGE: &[Need] = &[DPKG, GCC, PKG_CONFIG];
 
 /// What `cargo xtask lab bench-collectives` needs.
 pub(crate) const FOR_MPI: &[Need] = &[MPIRUN, MPICC, GCC];

@@ -53,7 +53,11 @@ pub(crate) fn run() -> Result<()> {
     Ok(())
 }
 
-/// Unpacks a package into a folder, runs the command that is in it, and has the dynamic linker load the library.
+/// A program of the guide to the C API: it compiles only with the headers, and says how it is called without arguments.
+const EXAMPLE: &str = "bindings/c/examples/initiator.c";
+
+/// Unpacks a package into a folder, runs the command that is in it, has the dynamic linker load the library, and
+/// compiles and runs a program against it.
 fn try_out(package: &Path, folder: &Path) -> Result<()> {
     if folder.exists() {
         fs::remove_dir_all(folder)
@@ -68,6 +72,24 @@ fn try_out(package: &Path, folder: &Path) -> Result<()> {
     let said = String::from_utf8_lossy(&output.stderr);
     // The dynamic linker says what it cannot load, and goes on.
     ensure!(output.status.success() && said.is_empty(), "the library cannot be loaded: {said}");
+    try_compiling(folder)
+}
+
+/// As a user of the C library would, who knows nothing but what pkg-config says.
+fn try_compiling(folder: &Path) -> Result<()> {
+    let mut flags = Command::new("pkg-config");
+    flags.args(["--cflags", "--libs", "millstream"]);
+    let description = folder.join(PKG_CONFIG.1);
+    flags.env("PKG_CONFIG_PATH", description.parent().context("it lies in a folder")?);
+    let flags = process::output(&mut flags)?;
+    let program = folder.join("initiator");
+    let mut compiler = Command::new("gcc");
+    compiler.args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&program);
+    compiler.arg(process::repository_root().join(EXAMPLE)).args(flags.split_whitespace());
+    process::run(&mut compiler)?;
+    let output = Command::new(&program).env("LD_LIBRARY_PATH", folder.join("usr/lib")).output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(said.contains("usage: initiator"), "a program compiled with the package says {said:?}");
     Ok(())
 }
 
