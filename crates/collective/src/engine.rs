@@ -936,11 +936,11 @@ mod tests {
             assert_eq!(engine.start(&barrier(LONGEST)), Ok(0));
             assert_eq!(engine.start(&barrier(LONGEST)), Ok(1));
             engine.peer_left(1, left);
+            let lost = E::Aborted(millstream_inc::Abort::PeerLost { rank: 1 });
+            // Before the rest: the device's thread tells of the disconnection, too, and advances trees.
+            let mut state = engine.lock();
             // As if the switch of the second tree had missed the other rank.
             engine.links[1].disconnect();
-            let lost = E::Aborted(millstream_inc::Abort::PeerLost { rank: 1 });
-            // At once: the device's thread advances trees, too.
-            let mut state = engine.lock();
             state.trees[1].worker.fail(lost);
             let over = engine.advance(&mut state, 1);
             drop(state);
