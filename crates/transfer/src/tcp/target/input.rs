@@ -42,7 +42,8 @@ pub(super) struct Input<'a> {
     /// For how long requests are looked for, and data of those that have begun.
     requests: BusyPoll,
     data: BusyPoll,
-    /// The last request has as much data as a message can have: it is of a longer transfer, as far as one can tell here.
+    /// The last request has as much data as a message can have: it is of a longer transfer, as far as one can tell here, and
+    /// its data is not looked for.
     is_of_stream: bool,
 }
 
@@ -102,7 +103,8 @@ impl<'a> Input<'a> {
         let mut pace = None;
         if self.start == self.end {
             let since = Instant::now();
-            let mut wait = self.requests.begin(self.is_of_stream, [self.stream()]);
+            // Behind those of a stream, too: who waits for all of it before it goes on has two threads woken in turn.
+            let mut wait = self.requests.begin(false, [self.stream()]);
             loop {
                 if self.line.is_amid_record() {
                     wait.stop_looking();
