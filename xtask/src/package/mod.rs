@@ -34,6 +34,9 @@ const HEADERS: (&str, &str) = ("bindings/c/include", "usr/include");
 const PKG_CONFIG: (&str, &str) =
     ("bindings/c/pkgconfig/millstream.pc", "usr/lib/pkgconfig/millstream.pc");
 
+/// A program of the guide to the C API: it compiles only with the headers, and says how it is called without arguments.
+const EXAMPLE: &str = "bindings/c/examples/initiator.c";
+
 /// The units of systemd.
 const UNITS: (&str, &str) = ("packaging/systemd", "usr/lib/systemd/system");
 
@@ -52,9 +55,6 @@ pub(crate) fn run() -> Result<()> {
     println!("{} ({:.1} MB)", package.display(), bytes as f64 / 1e6);
     Ok(())
 }
-
-/// A program of the guide to the C API: it compiles only with the headers, and says how it is called without arguments.
-const EXAMPLE: &str = "bindings/c/examples/initiator.c";
 
 /// Unpacks a package into a folder, runs the command that is in it, has the dynamic linker load the library, and
 /// compiles and runs a program against it.
