@@ -14,6 +14,9 @@
 //! A rank whose caller has been told the end of a call keeps what others may still lack of it ([`Lost::kept`]). That is
 //! little: an answer to segment `s` of a tree means that all ranks have contributed to it, which they may only with all
 //! answers up to `s - window`; and that all ranks have begun the call, which they do when the one before it is over there.
+//!
+//! A host with several ranks has one of them on the trees, which says the same for all of them. Its vectors are laid out as
+//! the whole one ([`crate::HostWorker::of_ranks`]).
 
 mod succession;
 
@@ -23,6 +26,7 @@ use millstream_wire::Mtu;
 use thiserror::Error;
 
 use crate::layout::{Cut, Layout, Who};
+use crate::ranks::Ranks;
 use crate::stripe::MAX_TREES;
 use crate::{Collective, CollectiveCall, Descriptor, Stripe};
 
@@ -163,12 +167,14 @@ pub struct Repair {
 }
 
 /// Trees that are lost, as one rank knows them.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Lost {
     /// The communicator's number.
     pub communicator: u64,
-    /// Which rank this is.
+    /// Which rank this is: the lowest of its host, where that has several.
     pub rank: u32,
+    /// The ranks of a host that has several. Of a rank that is there for itself, it or none.
+    pub ranks: Ranks,
     /// How many there are.
     pub world: u32,
     /// How many trees there are.
@@ -241,9 +247,9 @@ impl Lost {
             let length = whole.end - whole.start;
             match place {
                 (_, Who::All) => keep(Side::Destination, whole),
-                (_, Who::One(target)) if target == self.rank => {}
-                (sources, Who::One(_)) if sources.is(self.rank) => {
-                    let start = share.source(whole.start, piece);
+                (_, target) if self.is_among(target) => {}
+                (sources, _) if self.is_among(sources) => {
+                    let start = self.in_source(&share, whole.start, piece);
                     keep(Side::Source, start..start + length);
                 }
                 _ => {}
@@ -341,7 +347,7 @@ impl Lost {
                     collective: Collective::Broadcast,
                     root: owner,
                     count: (whole.end - whole.start) / size,
-                    read: (owner == self.rank).then_some((Side::Destination, whole.start)),
+                    read: self.has(owner).then_some((Side::Destination, whole.start)),
                     write: lacks.then_some(whole.start),
                 });
             }
@@ -352,16 +358,48 @@ impl Lost {
                     (Who::All, Who::One(target)) => (Collective::Reduce, target),
                     (Who::One(source), _) => (Collective::Broadcast, source),
                 };
-                let source = share.source(whole.start, first);
+                let source = self.in_source(share, whole.start, first);
                 repairs.push(Repair {
                     sequence,
                     collective,
                     root,
                     count: (whole.end - whole.start) / size,
-                    read: sources.is(self.rank).then_some((Side::Source, source)),
-                    write: targets.is(self.rank).then(|| share.target(whole.start, first)),
+                    read: self.is_among(sources).then_some((Side::Source, source)),
+                    write: self
+                        .is_among(targets)
+                        .then(|| self.in_target(share, whole.start, first)),
                 });
             }
+        }
+    }
+
+    fn is_host(&self) -> bool {
+        self.ranks.len() > 1
+    }
+
+    /// Whether this is there for a rank.
+    fn has(&self, rank: u32) -> bool {
+        if self.is_host() { self.ranks.contains(rank) } else { rank == self.rank }
+    }
+
+    /// Whether this is there for some of these.
+    fn is_among(&self, who: Who) -> bool {
+        if self.is_host() { who.among(&self.ranks) } else { who.is(self.rank) }
+    }
+
+    /// Where its source has what lies there in the whole vector, in the part of this piece.
+    fn in_source(&self, share: &Share, whole: u64, piece: u64) -> u64 {
+        match self.is_host() {
+            true => whole,
+            false => share.layout.in_source(whole, piece / share.pieces),
+        }
+    }
+
+    /// The same of its destination.
+    fn in_target(&self, share: &Share, whole: u64, piece: u64) -> u64 {
+        match self.is_host() {
+            true => whole,
+            false => share.layout.in_target(whole, piece / share.pieces),
         }
     }
 }
@@ -374,15 +412,6 @@ impl Share {
         self.layout.pieces(part, within, self.is_small)
     }
 
-    /// Where in its source a rank has what lies there in the whole vector, in the part of this piece.
-    fn source(&self, whole: u64, piece: u64) -> u64 {
-        self.layout.in_source(whole, piece / self.pieces)
-    }
-
-    /// The same in its destination.
-    fn target(&self, whole: u64, piece: u64) -> u64 {
-        self.layout.in_target(whole, piece / self.pieces)
-    }
 }
 
 #[cfg(test)]

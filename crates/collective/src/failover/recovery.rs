@@ -96,7 +96,7 @@ impl Failover {
         }
         // With the state locked nobody is told an end, so all vectors are there.
         let (started, positions, overwritten) = engine.halt();
-        let lost = state.line.lost;
+        let lost = state.line.lost.clone();
         let report = Report { communicator: lost.communicator, started, overwritten, positions };
         let (sender, failed_tree) = (Arc::clone(&state.line.sender), engine.failed_tree());
         state.avoid_lost(&error);
@@ -141,7 +141,7 @@ impl Failover {
         drop(state);
         let repair = Repairs {
             engine: successor,
-            lost: loss.lost,
+            lost: &loss.lost,
             error: &loss.error,
             works: &works,
             retained: &retained,
@@ -261,7 +261,7 @@ pub(super) fn not_resumed(error: &CollectiveError, reason: &str) -> CollectiveEr
 /// What is made up for, on the new trees.
 struct Repairs<'a> {
     engine: &'a Engine,
-    lost: Lost,
+    lost: &'a Lost,
     error: &'a CollectiveError,
     /// The calls whose vectors are there, by their numbers on the old trees.
     works: &'a [(u64, Work)],

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use millstream_inc::Ranks;
 use millstream_inc::failover::Lost;
 use millstream_inc::protocol::{self, GroupIdentity, LostSwitch, MAX_AVOIDED};
 
@@ -109,6 +110,7 @@ impl Line {
         let lost = Lost {
             communicator: identity.1,
             rank: config.rank,
+            ranks: Ranks::one(config.rank),
             world: config.world,
             trees,
             segment_bytes: shape.segment_bytes,
@@ -187,13 +189,13 @@ impl State {
 
     /// The caller is about to be told that a call has its result.
     pub(super) fn tell(&mut self, number: u64) {
-        let (lost, goes_on) = (self.line.lost, self.line.failover == protocol::Failover::On);
         let Some(entry) = self.entry(number) else { return };
         let Entry::Call(call) = std::mem::replace(entry, Entry::Told) else { return };
-        if goes_on && !call.done {
+        let Line { lost, failover, .. } = &self.line;
+        if *failover == protocol::Failover::On && !call.done {
             let of_trees = self.retained.iter_mut().zip(0..);
             for (retained, tree) in of_trees {
-                retained.keep(&lost, &call.work, call.sequence, tree);
+                retained.keep(lost, &call.work, call.sequence, tree);
             }
         }
         while let Some(Entry::Told) = self.calls.front() {

@@ -4,8 +4,14 @@ use crate::{DataType, Mode, ReduceOperation};
 const WINDOW: u32 = 2;
 
 fn lost(rank: u32, world: u32, trees: u8) -> Lost {
+    lost_of(&[rank], world, trees)
+}
+
+/// Of a host with these ranks.
+fn lost_of(ranks: &[u32], world: u32, trees: u8) -> Lost {
+    let (rank, ranks) = (ranks[0], ranks.iter().copied().collect());
     let (segment_bytes, path_mtu) = (256, Mtu::B256);
-    Lost { communicator: 7, rank, world, trees, segment_bytes, window: WINDOW, path_mtu }
+    Lost { communicator: 7, rank, ranks, world, trees, segment_bytes, window: WINDOW, path_mtu }
 }
 
 fn call(collective: Collective, root: u32, count: u64) -> CollectiveCall {
@@ -43,10 +49,52 @@ impl Random {
 const ANEW: u64 = 1 << 60;
 const LOST: u64 = u64::MAX;
 
-/// A rank with its vectors, an element for each of theirs.
-struct Rank {
+/// A host with its vectors, an element for each of theirs.
+struct Host {
+    ranks: Vec<u32>,
     source: Vec<u64>,
     destination: Vec<u64>,
+}
+
+impl Host {
+    fn new(call: &CollectiveCall, ranks: Vec<u32>, all: usize) -> Self {
+        let count = call.count as usize;
+        let sum = |index| ranks.iter().map(|&rank| element(rank, index)).sum();
+        let whole = |index: usize| match call.collective {
+            Collective::AllGather => {
+                let rank = (index / count) as u32;
+                if ranks.contains(&rank) { element(rank, index) } else { LOST }
+            }
+            Collective::Broadcast if ranks.contains(&call.root) => element(call.root, index),
+            Collective::Broadcast => LOST,
+            _ => sum(index),
+        };
+        let source = match (call.collective, &ranks[..]) {
+            (Collective::AllGather, &[only]) => {
+                let start = only as usize * count;
+                (start..start + count).map(whole).collect()
+            }
+            _ => (0..all).map(whole).collect(),
+        };
+        Self { ranks, source, destination: vec![LOST; all] }
+    }
+
+    fn lost(&self, world: u32, trees: u8) -> Lost {
+        lost_of(&self.ranks, world, trees)
+    }
+
+    /// Where it has a part of the whole vector in its destination, if it does.
+    fn target(&self, call: &CollectiveCall, index: usize) -> Option<usize> {
+        let count = call.count as usize;
+        let owner = index.checked_div(count).unwrap_or_default() as u32;
+        match (call.collective, &self.ranks[..]) {
+            (Collective::Reduce, ranks) => ranks.contains(&call.root).then_some(index),
+            (Collective::ReduceScatter, &[only]) => (owner == only).then(|| index % count),
+            (Collective::ReduceScatter, ranks) => ranks.contains(&owner).then_some(index),
+            (Collective::Barrier, _) => None,
+            _ => Some(index),
+        }
+    }
 }
 
 /// The elements of the whole vector.
@@ -63,28 +111,19 @@ fn result(call: &CollectiveCall, world: u32, index: usize) -> u64 {
     }
 }
 
-/// Where a rank has a part of the whole vector in its destination, if it does.
-fn target(call: &CollectiveCall, rank: u32, index: usize) -> Option<usize> {
-    let count = call.count as usize;
-    match call.collective {
-        Collective::Reduce => (rank == call.root).then_some(index),
-        Collective::ReduceScatter => (index / count == rank as usize).then(|| index % count),
-        Collective::Barrier => None,
-        _ => Some(index),
-    }
-}
-
-/// Does the repairs of all ranks, and gives the whole vectors that they have as results.
-fn repair(call: &CollectiveCall, ranks: &mut [Rank], lists: &[Vec<Repair>]) {
+/// Does the repairs of all hosts, and gives the whole vectors that they have as results.
+fn repair(call: &CollectiveCall, hosts: &mut [Host], lists: &[Vec<Repair>]) {
     for at in 0..lists[0].len() {
         let repairs: Vec<Repair> = lists.iter().map(|list| list[at]).collect();
         let Repair { collective, root, count, .. } = repairs[0];
         let same = |it: &Repair| (it.collective, it.root, it.count) == (collective, root, count);
         assert!(repairs.iter().all(same), "{call:?}: {repairs:?}");
         let mut combined = vec![0; count as usize];
-        for (repair, rank) in repairs.iter().zip(&*ranks) {
+        for (repair, host) in repairs.iter().zip(&*hosts) {
+            let reads = collective != Collective::Broadcast || host.ranks.contains(&root);
+            assert_eq!(repair.read.is_some(), reads, "{call:?}: {repair:?}");
             let Some((side, offset)) = repair.read else { continue };
-            let vector = if side == Side::Source { &rank.source } else { &rank.destination };
+            let vector = if side == Side::Source { &host.source } else { &host.destination };
             let start = offset as usize / 4;
             for (sum, &it) in combined.iter_mut().zip(&vector[start..start + count as usize]) {
                 assert_ne!(it, LOST, "{call:?}: {repair:?} of what is not there");
@@ -92,17 +131,29 @@ fn repair(call: &CollectiveCall, ranks: &mut [Rank], lists: &[Vec<Repair>]) {
             }
         }
         let anew = if collective == Collective::Broadcast { 0 } else { ANEW };
-        for (repair, rank) in repairs.iter().zip(&mut *ranks) {
+        for (repair, host) in repairs.iter().zip(&mut *hosts) {
             let Some(offset) = repair.write else { continue };
             for (at, &it) in (offset as usize / 4..).zip(&combined) {
-                rank.destination[at] = it + anew;
+                host.destination[at] = it + anew;
             }
         }
     }
 }
 
-/// One call that ranks have done more or less of, each tree as far as windows allow.
-fn try_one(random: &mut Random, collective: Collective, world: u32, trees: u8, count: u64) {
+/// Each rank is a host, or several are one.
+fn draw_hosts(random: &mut Random, world: u32, several: bool) -> Vec<Vec<u32>> {
+    let count = if several { 1 + random.below(world.into()) } else { world.into() };
+    let mut hosts: Vec<Vec<u32>> = vec![Vec::new(); count as usize];
+    for rank in 0..world {
+        let host = if several { random.below(count) } else { rank.into() };
+        hosts[host as usize].push(rank);
+    }
+    hosts.retain(|ranks| !ranks.is_empty());
+    hosts
+}
+
+/// One call that hosts have done more or less of, each tree as far as windows allow.
+fn try_one(random: &mut Random, collective: Collective, (world, trees): (u32, u8), count: u64) {
     let root = random.below(world.into()) as u32;
     let call = call(collective, root, count);
     let sequence = random.below(4);
@@ -112,74 +163,70 @@ fn try_one(random: &mut Random, collective: Collective, world: u32, trees: u8, c
         1
     };
     let all = (parts * count) as usize;
-    let source = |rank: u32| match collective {
-        Collective::AllGather => {
-            let start = rank as usize * count as usize;
-            (start..start + count as usize).map(|index| element(rank, index)).collect()
-        }
-        _ => (0..all).map(|index| element(rank, index)).collect(),
-    };
-    let mut ranks: Vec<Rank> = (0..world)
-        .map(|rank| Rank { source: source(rank), destination: vec![LOST; all] })
+    let several = random.below(2) == 0;
+    let mut hosts: Vec<Host> = draw_hosts(random, world, several)
+        .into_iter()
+        .map(|ranks| Host::new(&call, ranks, all))
         .collect();
     let idle = Position { sequence: sequence + 1, results: 0 };
     let mut reports = vec![report(sequence + 1, idle); world as usize];
-    let mut over = vec![true; world as usize];
+    let mut over = vec![true; hosts.len()];
     for tree in 0..trees {
         let Some(share) = lost(0, world, trees).share(&call, sequence, tree) else { continue };
         let end = if share.is_small { 1 } else { share.parts * share.pieces };
         let highest = random.below(end + 1);
-        for (rank, report) in reports.iter_mut().enumerate() {
+        for (host, over) in hosts.iter_mut().zip(&mut over) {
             let results = highest.saturating_sub(random.below(u64::from(WINDOW) + 1));
             // One whose part is complete may have to wait for an acknowledgement.
             let done = results == end && random.below(2) == 0;
-            over[rank] &= done;
+            *over &= done;
             let position = if done { idle } else { Position { sequence, results } };
-            report.positions[usize::from(tree)] = position;
+            for &rank in &host.ranks {
+                reports[rank as usize].positions[usize::from(tree)] = position;
+            }
             let pieces = if share.is_small { results * share.parts } else { results };
             for piece in 0..pieces {
                 let (whole, _) = share.range(piece..piece + 1);
                 for index in whole.start as usize / 4..whole.end as usize / 4 {
-                    if let Some(at) = target(&call, rank as u32, index) {
-                        ranks[rank].destination[at] = result(&call, world, index);
+                    if let Some(at) = host.target(&call, index) {
+                        host.destination[at] = result(&call, world, index);
                     }
                 }
             }
         }
     }
     // Who is done has given its vectors back, and has copies of some of it.
-    for (rank, vectors) in ranks.iter_mut().enumerate().filter(|&(rank, _)| over[rank]) {
-        let mut kept = Rank {
-            source: vec![LOST; vectors.source.len()],
-            destination: vec![LOST; vectors.destination.len()],
-        };
+    for (host, _) in hosts.iter_mut().zip(&over).filter(|(_, over)| **over) {
+        let mut source = vec![LOST; host.source.len()];
+        let mut destination = vec![LOST; host.destination.len()];
         for tree in 0..trees {
-            lost(rank as u32, world, trees).kept(&call, sequence, tree, |side, bytes| {
+            host.lost(world, trees).kept(&call, sequence, tree, |side, bytes| {
                 let elements = bytes.start as usize / 4..bytes.end as usize / 4;
                 let (from, to) = match side {
-                    Side::Source => (&vectors.source, &mut kept.source),
-                    Side::Destination => (&vectors.destination, &mut kept.destination),
+                    Side::Source => (&host.source, &mut source),
+                    Side::Destination => (&host.destination, &mut destination),
                 };
                 to[elements.clone()].copy_from_slice(&from[elements]);
             });
         }
-        *vectors = kept;
+        (host.source, host.destination) = (source, destination);
     }
     let calls = |number| (number == sequence).then_some(call);
-    let lists: Vec<Vec<Repair>> =
-        (0..world).map(|rank| lost(rank, world, trees).repairs(&reports, calls).unwrap()).collect();
+    let list = |host: &Host| host.lost(world, trees).repairs(&reports, calls).unwrap();
+    let lists: Vec<Vec<Repair>> = hosts.iter().map(list).collect();
     assert!(lists.iter().all(|list| list.len() == lists[0].len()));
-    repair(&call, &mut ranks, &lists);
+    repair(&call, &mut hosts, &lists);
     for index in 0..all {
         let wanted = result(&call, world, index);
-        let has = |rank: u32| {
-            let at = target(&call, rank, index)?;
-            (!over[rank as usize]).then(|| ranks[rank as usize].destination[at])
-        };
-        let mut all: Vec<u64> = (0..world).filter_map(has).collect();
-        // Those whose vectors are gone have had the result of the lost tree.
-        let told =
-            (0..world).any(|rank| over[rank as usize] && target(&call, rank, index).is_some());
+        let (mut all, mut told) = (Vec::new(), false);
+        for (host, &over) in hosts.iter().zip(&over) {
+            let Some(at) = host.target(&call, index) else { continue };
+            match over {
+                // Its vectors are gone, and it has had the result of the lost tree.
+                true => told = true,
+                false => all.push(host.destination[at]),
+            }
+        }
         all.extend(told.then_some(wanted));
         all.dedup();
         let right = |it: &u64| *it == wanted || *it == wanted + ANEW;
@@ -191,10 +238,10 @@ fn try_one(random: &mut Random, collective: Collective, world: u32, trees: u8, c
 fn every_rank_ends_with_the_same_results_however_far_each_has_come() {
     let mut random = Random(1);
     for &collective in Collective::ALL {
-        for round in 0..300 {
-            let (world, trees) = (1 + random.below(4) as u32, 1 + random.below(3) as u8);
+        for round in 0..600 {
+            let (world, trees) = (1 + random.below(5) as u32, 1 + random.below(3) as u8);
             let count = [3, 40, 64, 700, 5000, 13_001][round % 6];
-            try_one(&mut random, collective, world, trees, count);
+            try_one(&mut random, collective, (world, trees), count);
         }
     }
 }

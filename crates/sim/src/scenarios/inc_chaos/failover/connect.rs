@@ -43,6 +43,7 @@ impl Director {
             let lost = Lost {
                 communicator: tree_number(line, 0) as u64,
                 rank,
+                ranks: Ranks::one(rank),
                 world,
                 trees: trees.trees.len() as u8,
                 segment_bytes: trees.sizes.segment_bytes,
