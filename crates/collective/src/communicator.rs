@@ -12,9 +12,9 @@ use millstream_inc::{CollectiveCall, DataType, Mode, ReduceOperation, Stripe};
 
 use crate::call::{Call, Shape};
 use crate::control::Sender;
-use crate::failover::{self, FailoverReport};
+use crate::failover::{self, FailoverReport, Host};
 use crate::hosted::HostedSwitch;
-use crate::join::{self, JoinConfig, Waiting};
+use crate::join::{self, JoinConfig, Joined, Waiting};
 use crate::memory::{Borrowed, Buffer, Domains, Operands, Pending, Span};
 use crate::path::{Route, Way};
 use crate::raw::RawCall;
@@ -74,13 +74,7 @@ impl Communicator {
         let (domains, sender) = (joined.domains.clone(), Arc::clone(&joined.sender));
         let (switches, fallback) = (joined.switches.clone(), joined.fallback.clone());
         let hosted = joined.hosted.clone();
-        let (way, watcher) = match joined.failover {
-            Failover::Off => (joined.way, Some(joined.watcher)),
-            Failover::Reproducible | Failover::On => {
-                let failover = failover::Failover::start(config, joined);
-                (Way::Failover(failover.map_err(JoinError::Thread)?), None)
-            }
-        };
+        let (way, watcher) = way(config, joined)?;
         Ok(Self {
             way,
             sender,
@@ -438,6 +432,41 @@ impl Communicator {
     }
 }
 
+/// What does the collectives of a rank that has joined. It has its own connection to the controller, or this watches it.
+fn way(config: &JoinConfig, mut joined: Joined) -> Result<(Way, Option<Watcher>), JoinError> {
+    let forming = joined.forming.take();
+    match (joined.failover, forming) {
+        (Failover::Off, None) => Ok((joined.way, Some(joined.watcher))),
+        (Failover::Off, Some(forming)) => {
+            let way = Way::SharedMemory(Arc::clone(&forming.local));
+            let wire = forming.local.wire().cloned();
+            formed(&way, &joined.sender, forming.form(wire, &joined.domains))?;
+            Ok((way, Some(joined.watcher)))
+        }
+        (Failover::Reproducible | Failover::On, None) => {
+            let failover = failover::Failover::start(config, joined, None);
+            Ok((Way::Failover(failover.map_err(JoinError::Thread)?), None))
+        }
+        (Failover::Reproducible | Failover::On, Some(forming)) => {
+            let (sender, domains) = (Arc::clone(&joined.sender), joined.domains.clone());
+            let host = Host::start(config, joined, &forming.local).map_err(JoinError::Thread)?;
+            let way = Way::Host(Arc::new(host));
+            let wire = forming.local.wire().cloned();
+            formed(&way, &sender, forming.form(wire, &domains))?;
+            Ok((way, None))
+        }
+    }
+}
+
+/// The ranks of the host share memory, or this one gives up.
+fn formed(way: &Way, sender: &Sender, formed: Result<(), JoinError>) -> Result<(), JoinError> {
+    if let Err(error) = &formed {
+        give_up(way, sender, error.to_string());
+        way.disconnect();
+    }
+    formed
+}
+
 /// A call as the switch must know it.
 fn request(
     call: Call,
@@ -468,7 +497,7 @@ fn request(
 pub(crate) fn report(way: &Way, sender: &Sender, outcome: &Result<(), CollectiveError>) {
     let current = way.sender();
     let sender = current.as_deref().unwrap_or(sender);
-    if let Way::SharedMemory(engine) = way {
+    if let Some(engine) = way.local() {
         let Err(error) = outcome else { return };
         if engine.failure().is_none() {
             return;

@@ -25,12 +25,13 @@ use crate::coordinator::Rendezvous;
 use crate::engine::{Edge, Engine, EngineSlot, MAX_STARTED};
 use crate::hosted::{self, HostedSwitch};
 use crate::joining::{Cancellation, Joining};
-use crate::local::{LocalEngine, Meeting, Members, Wire, form};
+use crate::local::{Forming, LocalEngine, Meeting, Members};
 use crate::memory::Domains;
 use crate::path::{Path, Way};
 use crate::tree::{Link, Tree};
-use crate::watcher::Watcher;
-use crate::{JoinError, LONGEST, communicator};
+use crate::failover::{BesideWire, OnWire};
+use crate::watcher::{Watched, Watcher};
+use crate::{JoinError, LONGEST};
 use trees::{TreeEnd, Trees, all_switches};
 
 /// How much longer than its own patience a rank waits for the controller to say what is missing.
@@ -132,7 +133,10 @@ pub struct Waiting {
 
 /// A connected rank.
 pub(crate) struct Joined {
+    /// That of a rank that is on the wire, whether for itself or for its host; else the memory that it shares.
     pub(crate) way: Way,
+    /// What is to be done before it can be used, if the rank shares memory and did not before.
+    pub(crate) forming: Option<Forming>,
     pub(crate) watcher: Watcher,
     pub(crate) sender: Arc<Sender>,
     pub(crate) domains: Domains,
@@ -162,8 +166,9 @@ pub(crate) fn join(
         return Err(JoinError::TooManyDevices { count: devices.count() });
     }
     let cancellation = Cancellation::default();
-    let (silence, prepares, avoid) = (None, true, &[]);
-    let mut joining = Joining { waiting, cancellation: &cancellation, silence, prepares, avoid };
+    let (silence, prepares, avoid, local) = (None, true, &[], None);
+    let mut joining =
+        Joining { waiting, cancellation: &cancellation, silence, prepares, avoid, local };
     join_with(config, &Domains::of(devices), &mut joining)
 }
 
@@ -250,8 +255,8 @@ fn join_once(
             (talk.trees(config, &devices, switches, hosts)?, segment_bytes, window)
         }
         message => match (message, &meeting) {
-            (FromController::SharedMemory(plan), Some(meeting)) => {
-                return share(config, domains, talk, search, &plan, meeting);
+            (FromController::SharedMemory(plan), Some(_)) => {
+                return share(config, domains, talk, search, plan, meeting, joining.local);
             }
             (message, _) => return Err(talk.unexpected(&message)),
         },
@@ -367,25 +372,30 @@ fn join_once(
         departed: false,
         more_addresses,
     };
-    let local = members.map(|members| LocalEngine::new(0, members, Some(Arc::clone(&engine))));
-    let way = match &local {
-        None => Way::Switch(Arc::clone(&engine)),
-        Some(local) => Way::SharedMemory(Arc::clone(local)),
+    let local = local_of(0, members, joining.local)
+        .map_err(|detail| JoinError::Protocol { controller, detail })?;
+    let goes_on = plan.failover != Failover::Off || joining.local.is_some();
+    let watched: Box<dyn Watched> = match &local {
+        None => Box::new(Arc::clone(&engine)),
+        Some(local) if goes_on => {
+            Box::new(OnWire { local: Arc::clone(local), engine: Arc::clone(&engine) })
+        }
+        Some(local) => {
+            local.connect(Way::Switch(Arc::clone(&engine)));
+            Box::new(Arc::clone(local))
+        }
     };
     let heard = (Arc::clone(&sender), receiver);
-    let watcher = Watcher::start(way.clone(), heard, search, resume, hosted.clone())
+    let watcher = Watcher::start(watched, heard, search, resume, hosted.clone())
         .map_err(JoinError::Thread)?;
-    if let (Some(local), Some(meeting)) = (local, &meeting) {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let wire = Wire::new(engine, domains, local.members().ranks());
-        let formed = wire
-            .map_err(JoinError::from)
-            .and_then(|wire| form(&local, meeting, meeting.door.name(), left, Some(wire)));
-        if let Err(error) = formed {
-            communicator::give_up(&way, &sender, error.to_string());
-            return Err(error);
+    let way = Way::Switch(engine);
+    let forming = match (local, meeting) {
+        (Some(local), Some(meeting)) if joining.local.is_none() => {
+            let socket = meeting.door.name().to_owned();
+            Some(Forming { local, meeting, socket, deadline })
         }
-    }
+        _ => None,
+    };
     let neighbour = |address, incarnation| LostSwitch { address, incarnation: Some(incarnation) };
     let others = plan.more.iter().map(|tree| neighbour(tree.address, tree.incarnation));
     let neighbours: Vec<LostSwitch> =
@@ -407,6 +417,7 @@ fn join_once(
     let fallback = trees.fallback;
     Ok(Joined {
         way,
+        forming,
         watcher,
         sender,
         domains,
@@ -467,14 +478,31 @@ fn members(
     }
 }
 
+/// What those of a host share memory by, of which this rank has this place: the same as before, if they did.
+fn local_of(
+    place: u32,
+    members: Option<Members>,
+    before: Option<&Arc<LocalEngine>>,
+) -> Result<Option<Arc<LocalEngine>>, String> {
+    match (members, before) {
+        (None, None) => Ok(None),
+        (Some(members), None) => Ok(Some(LocalEngine::new(place, members))),
+        (Some(members), Some(before)) if members.ranks() == before.members().ranks() => {
+            Ok(Some(Arc::clone(before)))
+        }
+        (_, Some(_)) => Err("it has other ranks of this host share memory than before".to_owned()),
+    }
+}
+
 /// Joins the ranks of this machine, which share memory. Where there are other machines, another rank is on the wire.
 fn share(
     config: &JoinConfig,
     domains: &Domains,
     talk: Talk<'_>,
     search: Search,
-    plan: &SharedMemoryPlan,
-    meeting: &Meeting,
+    plan: SharedMemoryPlan,
+    meeting: Option<Meeting>,
+    before: Option<&Arc<LocalEngine>>,
 ) -> Result<Joined, JoinError> {
     let &JoinConfig { world, rank, ref device, .. } = config;
     let Talk { controller, sender, receiver, deadline, .. } = talk;
@@ -494,22 +522,30 @@ fn share(
         departed: false,
         more_addresses: config.more_devices.iter().map(|device| device.address()).collect(),
     };
-    let engine = LocalEngine::new(place, members, None);
-    let (way, sender) = (Way::SharedMemory(Arc::clone(&engine)), Arc::new(sender));
+    let local = local_of(place, Some(members), before)
+        .map_err(|detail| JoinError::Protocol { controller, detail })?;
+    let Some(local) = local else { unreachable!("there are members") };
+    let (way, sender) = (Way::SharedMemory(Arc::clone(&local)), Arc::new(sender));
+    let watched: Box<dyn Watched> = match plan.failover {
+        Failover::Off if before.is_none() => Box::new(Arc::clone(&local)),
+        _ => Box::new(BesideWire(Arc::clone(&local))),
+    };
     // It answers the controller from here on.
     let heard = (Arc::clone(&sender), receiver);
     let watcher =
-        Watcher::start(way.clone(), heard, search, resume, None).map_err(JoinError::Thread)?;
-    let left = deadline.saturating_duration_since(Instant::now());
-    if let Err(error) = form(&engine, meeting, &plan.socket, left, None) {
-        communicator::give_up(&way, &sender, error.to_string());
-        return Err(error);
-    }
-    let (domains, switches, fallback, hosted) = (domains.clone(), Vec::new(), None, None);
-    let (failover, identity) = (Failover::Off, (plan.group, plan.communicator));
-    let (processes, rendezvous) = (Vec::new(), None);
+        Watcher::start(watched, heard, search, resume, None).map_err(JoinError::Thread)?;
+    let forming = match (before, meeting) {
+        (None, Some(meeting)) => Some(Forming { local, meeting, socket: plan.socket, deadline }),
+        _ => None,
+    };
+    let (domains, switches, hosted) = (domains.clone(), Vec::new(), None);
+    let fallback = plan.fallback.map(shortened);
+    let (failover, identity) = (plan.failover, (plan.group, plan.communicator));
+    let rendezvous = plan.meeting.map(|point| Rendezvous { point: *point, listener: None });
+    let processes = Vec::new();
     Ok(Joined {
         way,
+        forming,
         watcher,
         sender,
         domains,

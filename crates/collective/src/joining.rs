@@ -7,6 +7,7 @@ use millstream_inc::protocol::LostSwitch;
 
 use crate::join::Waiting;
 use crate::line::Line;
+use crate::local::LocalEngine;
 
 /// How a rank joins.
 pub(crate) struct Joining<'a> {
@@ -19,6 +20,8 @@ pub(crate) struct Joining<'a> {
     pub(crate) prepares: bool,
     /// Switches that are not to serve the group.
     pub(crate) avoid: &'a [LostSwitch],
+    /// What this rank shares memory by already, with others that join, too.
+    pub(crate) local: Option<&'a Arc<LocalEngine>>,
 }
 
 /// Ends an attempt to join, at once where the controller knows of it. A clone is the same one.
@@ -109,6 +112,7 @@ mod tests {
             silence: None,
             prepares: false,
             avoid: &[],
+            local: None,
         };
         let joined = join_with(&config, &Domains::of([&device]), &mut joining);
         assert!(joined.is_err());

@@ -9,7 +9,7 @@ use millstream_inc::{CollectiveCall, UnknownName};
 use crate::CollectiveError;
 use crate::control::Sender;
 use crate::engine::Engine;
-use crate::failover::{Failover, FailoverReport};
+use crate::failover::{Failover, FailoverReport, Host};
 use crate::hosted::HostedSwitch;
 use crate::local::LocalEngine;
 use crate::tree::Work;
@@ -80,15 +80,18 @@ pub(crate) enum Way {
     /// Over switches, and others when one is lost.
     Failover(Arc<Failover>),
     SharedMemory(Arc<LocalEngine>),
+    /// As above, among hosts that go on over other switches when one is lost.
+    Host(Arc<Host>),
 }
 
-/// The same of both.
+/// The same of all.
 macro_rules! either {
     ($way:expr, $engine:ident => $call:expr) => {
         match $way {
             Way::Switch($engine) => $call,
             Way::Failover($engine) => $call,
             Way::SharedMemory($engine) => $call,
+            Way::Host($engine) => $call,
         }
     };
 }
@@ -99,7 +102,7 @@ impl Way {
         match self {
             Self::Switch(engine) => engine.is_small(call),
             Self::Failover(failover) => failover.copies(call),
-            Self::SharedMemory(_) => true,
+            Self::SharedMemory(_) | Self::Host(_) => true,
         }
     }
 
@@ -109,6 +112,7 @@ impl Way {
             Self::Switch(engine) => engine.start(work),
             Self::Failover(failover) => failover.begin(work),
             Self::SharedMemory(engine) => engine.start(work, unattended),
+            Self::Host(host) => host.local().start(work, unattended),
         }
     }
 
@@ -130,62 +134,26 @@ impl Way {
         either!(self, engine => engine.cancel(sequence, error))
     }
 
-    /// The connection to switches, if this rank has one.
-    fn wire(&self) -> Option<&Arc<Engine>> {
+    /// What the ranks of this host do in the memory that they share, if they do.
+    pub(crate) fn local(&self) -> Option<&Arc<LocalEngine>> {
         match self {
-            Self::Switch(engine) => Some(engine),
-            Self::SharedMemory(engine) => engine.wire(),
-            Self::Failover(_) => None,
+            Self::Switch(_) | Self::Failover(_) => None,
+            Self::SharedMemory(engine) => Some(engine),
+            Self::Host(host) => Some(host.local()),
         }
     }
 
     pub(crate) fn route(&self) -> Route {
-        match self {
-            Self::Switch(_) | Self::Failover(_) => Route::Switch,
-            Self::SharedMemory(engine) if engine.members().has_others() => Route::Hosts,
-            Self::SharedMemory(_) => Route::SharedMemory,
+        match self.local() {
+            None => Route::Switch,
+            Some(engine) if engine.members().has_others() => Route::Hosts,
+            Some(_) => Route::SharedMemory,
         }
     }
 
     /// Those that this rank shares memory with, itself included.
     pub(crate) fn sharing(&self) -> &[u32] {
-        match self {
-            Self::Switch(_) | Self::Failover(_) => &[],
-            Self::SharedMemory(engine) => engine.members().ranks(),
-        }
-    }
-
-    /// Asks the switch, if there is one, whether it is there. The engines of a failover are asked, each by the thread that
-    /// listens for it; in shared memory who waits looks at the others itself.
-    pub(crate) fn probe(&self) {
-        if let Some(engine) = self.wire() {
-            engine.probe();
-        }
-    }
-
-    pub(crate) fn peer_left(&self, rank: u32, collectives: u64) {
-        match self {
-            Self::Switch(engine) => engine.peer_left(rank, collectives),
-            Self::SharedMemory(engine) => engine.peer_left(rank, collectives),
-            // As above.
-            Self::Failover(_) => {}
-        }
-    }
-
-    pub(crate) fn has_departed(&self) -> bool {
-        match self {
-            Self::Switch(engine) => engine.has_departed(),
-            Self::SharedMemory(engine) => engine.has_departed(),
-            Self::Failover(_) => false,
-        }
-    }
-
-    pub(crate) fn close(&self) {
-        match self {
-            Self::Switch(engine) => engine.close(),
-            Self::SharedMemory(engine) => engine.close(),
-            Self::Failover(_) => {}
-        }
+        self.local().map_or(&[], |engine| engine.members().ranks())
     }
 
     /// Waits until everyone has left, so that the switch does not take this rank for dead meanwhile. In shared memory
@@ -201,10 +169,10 @@ impl Way {
     /// Which tree the communicator failed of.
     pub(crate) fn failed_tree(&self) -> usize {
         match self {
+            Self::Switch(engine) => engine.failed_tree(),
             Self::Failover(failover) => failover.failed_tree(),
-            Self::Switch(_) | Self::SharedMemory(_) => {
-                self.wire().map_or(0, |engine| engine.failed_tree())
-            }
+            Self::SharedMemory(engine) => engine.wire().map_or(0, Self::failed_tree),
+            Self::Host(host) => host.local().wire().map_or(0, Self::failed_tree),
         }
     }
 
@@ -221,6 +189,7 @@ impl Way {
             Self::Switch(engine) => engine.disconnect(),
             Self::SharedMemory(engine) => engine.disconnect(),
             Self::Failover(failover) => failover.close(),
+            Self::Host(host) => host.close(),
         }
     }
 
@@ -228,6 +197,7 @@ impl Way {
     pub(crate) fn sender(&self) -> Option<Arc<Sender>> {
         match self {
             Self::Failover(failover) => Some(failover.sender()),
+            Self::Host(host) => Some(host.sender()),
             Self::Switch(_) | Self::SharedMemory(_) => None,
         }
     }
@@ -236,6 +206,7 @@ impl Way {
     pub(crate) fn hosted(&self) -> Option<Arc<HostedSwitch>> {
         match self {
             Self::Failover(failover) => failover.hosted(),
+            Self::Host(host) => host.hosted(),
             Self::Switch(_) | Self::SharedMemory(_) => None,
         }
     }
@@ -244,6 +215,7 @@ impl Way {
     pub(crate) fn failovers(&self) -> Vec<FailoverReport> {
         match self {
             Self::Failover(failover) => failover.reports(),
+            Self::Host(host) => host.reports(),
             Self::Switch(_) | Self::SharedMemory(_) => Vec::new(),
         }
     }

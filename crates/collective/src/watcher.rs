@@ -14,8 +14,9 @@ use millstream_net::ends_between_forks;
 
 use crate::CollectiveError;
 use crate::control::{ConnectError, ReceiveError, Receiver, Sender};
+use crate::engine::Engine;
 use crate::hosted::HostedSwitch;
-use crate::path::Way;
+use crate::local::LocalEngine;
 
 /// How often the switch is asked whether it is there.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
@@ -31,6 +32,69 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// then the lease of one that stands still is over.
 const SILENCE: [Duration; 2] = [Duration::from_secs(2), Duration::from_secs(5)];
 
+/// What hears the controller's news.
+pub(crate) trait Watched: Send {
+    /// Asks the switch, if there is one, whether it is there. In shared memory who waits looks at the others itself.
+    fn probe(&self) {}
+    /// Why it is of no more use, if so.
+    fn failure(&self) -> Option<CollectiveError>;
+    fn fail(&self, error: CollectiveError);
+    /// A rank has left after so many collectives.
+    fn peer_left(&self, rank: u32, collectives: u64);
+    /// Whether some rank has left.
+    fn has_departed(&self) -> bool;
+    /// Everyone has left, or nobody will say so any more.
+    fn close(&self);
+}
+
+impl Watched for Arc<Engine> {
+    fn probe(&self) {
+        Engine::probe(self);
+    }
+
+    fn failure(&self) -> Option<CollectiveError> {
+        Engine::failure(self)
+    }
+
+    fn fail(&self, error: CollectiveError) {
+        Engine::fail(self, error);
+    }
+
+    fn peer_left(&self, rank: u32, collectives: u64) {
+        Engine::peer_left(self, rank, collectives);
+    }
+
+    fn has_departed(&self) -> bool {
+        Engine::has_departed(self)
+    }
+
+    fn close(&self) {
+        Engine::close(self);
+    }
+}
+
+impl Watched for Arc<LocalEngine> {
+    fn failure(&self) -> Option<CollectiveError> {
+        LocalEngine::failure(self)
+    }
+
+    fn fail(&self, error: CollectiveError) {
+        LocalEngine::fail(self, error);
+    }
+
+    fn peer_left(&self, rank: u32, collectives: u64) {
+        LocalEngine::peer_left(self, rank, collectives);
+    }
+
+    fn has_departed(&self) -> bool {
+        LocalEngine::has_departed(self)
+    }
+
+    fn close(&self) {
+        LocalEngine::close(self);
+    }
+}
+
 /// The thread. Dropped, it closes the connection and ends.
 pub(crate) struct Watcher {
     sender: Arc<Sender>,
@@ -41,7 +105,7 @@ pub(crate) struct Watcher {
 
 impl Watcher {
     pub(crate) fn start(
-        way: Way,
+        way: Box<dyn Watched>,
         (sender, receiver): (Arc<Sender>, Receiver),
         search: Search,
         resume: Resume,
@@ -69,7 +133,7 @@ impl Drop for Watcher {
 }
 
 struct Watch {
-    way: Way,
+    way: Box<dyn Watched>,
     sender: Arc<Sender>,
     receiver: Receiver,
     stopped: mpsc::Receiver<()>,

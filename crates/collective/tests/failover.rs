@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{
-    Cluster, PATIENCE, address, each, join_all, leave, start_controller_with, start_switch,
+    Cluster, PATIENCE, address, each, join_all, joined, leave, start_controller_with, start_switch,
 };
 use millstream_collective::{
     Call, CollectiveError, Communicator, Element, FailoverReport, JoinConfig, Path,
@@ -128,13 +128,26 @@ const SIX: [Call; 6] = [
     Call::AllGather,
 ];
 
+/// Ranks of these hosts, each of which is a label. Those of one share memory.
+fn hosts(cluster: &Cluster, group: &str, hosts: &[u32]) -> Vec<Communicator> {
+    let config = |(rank, host): (u32, &u32)| {
+        let config = cluster.config(group, hosts.len() as u32, rank);
+        JoinConfig { path: Path::Auto, host_label: format!("host {host}"), ..config }
+    };
+    joined((0..).zip(hosts).map(config))
+}
+
 /// Groups of 2 and 3 ranks, each with a collective of its own, whose one switch dies.
 fn all_go_on(in_place: bool) {
+    all_of_go_on(in_place, |cluster, group, number| cluster.group(group, 2 + number % 2));
+}
+
+/// As above, of groups that the function makes.
+fn all_of_go_on(in_place: bool, make: impl Fn(&Cluster, &str, u32) -> Vec<Communicator>) {
     let mut cluster = cluster(1);
-    let groups: Vec<Vec<Communicator>> = SIX
-        .into_iter()
-        .enumerate()
-        .map(|(number, _)| cluster.group(&format!("g{number}"), 2 + number as u32 % 2))
+    let groups: Vec<Vec<Communicator>> = (0..)
+        .zip(SIX)
+        .map(|(number, _)| make(&cluster, &format!("g{number}"), number))
         .collect();
     let ranks: u32 = groups.iter().map(|group| group.len() as u32).sum();
     let progress = AtomicU64::new(0);
@@ -172,6 +185,49 @@ fn all_collectives_go_on_over_the_ranks_own_switches() {
 #[test]
 fn all_collectives_go_on_in_place() {
     all_go_on(true);
+}
+
+/// A host with one rank among them, whose vectors are laid out otherwise; the ranks of a host do not follow each other.
+const SEVERAL: [&[u32]; 2] = [&[0, 1, 1, 0], &[0, 1, 0]];
+
+#[test]
+fn all_collectives_of_hosts_with_several_ranks_go_on() {
+    for in_place in [false, true] {
+        all_of_go_on(in_place, |cluster, group, number| {
+            hosts(cluster, group, SEVERAL[number as usize % 2])
+        });
+    }
+}
+
+#[test]
+fn hosts_with_several_ranks_go_on_again_and_again_over_switches_and_then_their_own() {
+    let mut cluster = cluster(2);
+    let mut ranks = hosts(&cluster, "again", &[0, 1, 1, 2]);
+    let progress = AtomicU64::new(0);
+    thread::scope(|scope| {
+        let (progress, of) = (&progress, &mut ranks);
+        let calls = scope.spawn(move || {
+            each(of, |communicator| {
+                until_gone_on(communicator, progress, 2, |communicator, number| {
+                    for call in SIX {
+                        let count = if number % 2 == 0 { 3 } else { 50_000 };
+                        one(communicator, call, number, count, number % 3 == 0);
+                    }
+                })
+            })
+        });
+        // The switch that serves is the one with a communicator: both die, one after the other.
+        for _ in 0..2 {
+            reached(progress, progress.load(Ordering::Relaxed) + 8);
+            cluster.switches.remove(0);
+        }
+        let reports = calls.join().unwrap();
+        for reports in &reports {
+            let over = reports.last().unwrap();
+            assert!(over.fallback.is_some() && over.reason.contains("is lost"), "{reports:?}");
+        }
+    });
+    leave(ranks);
 }
 
 #[test]

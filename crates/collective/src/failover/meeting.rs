@@ -1,18 +1,19 @@
 //! How the ranks of lost trees meet again: at the controller, or at rank 0 if no controller is there.
 
 use std::io;
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use millstream_inc::failover::{Failure, Next, Patience, Place, Succession};
 use millstream_inc::protocol::{AbortReason, LostSwitch, MeetingPoint, Refusal};
 
-use super::Failover;
-use super::recovery::{Loss, not_resumed};
-use super::state::Phase;
+use super::recovery::not_resumed;
 use crate::coordinator::{Coordinator, Expected, Rendezvous};
 use crate::join::{self, JoinConfig, Joined, Waiting};
 use crate::joining::{Cancellation, Joining};
+use crate::local::LocalEngine;
+use crate::memory::Domains;
 use crate::path::Path;
 use crate::{CollectiveError, JoinError};
 
@@ -34,12 +35,25 @@ pub(super) struct Meeting {
     pub(super) avoid: Vec<LostSwitch>,
 }
 
-impl Failover {
-    /// Meets the other ranks again. Gives what rank 0 does in the place of the controller, if it has to.
-    pub(super) fn join_again(
+/// A rank that meets the others again.
+pub(super) struct Rejoining<'a> {
+    pub(super) config: &'a JoinConfig,
+    pub(super) domains: &'a Domains,
+    /// What it shares memory by, if it does.
+    pub(super) local: Option<&'a Arc<LocalEngine>>,
+    /// Why.
+    pub(super) error: &'a CollectiveError,
+    /// Bytes of a segment, and segments of a window, as they were.
+    pub(super) shape: (u32, u32),
+    /// Why it is not to go on, if so.
+    pub(super) is_over: &'a dyn Fn() -> Option<CollectiveError>,
+}
+
+impl Rejoining<'_> {
+    /// Meets the others. Gives what rank 0 does in the place of the controller, if it has to.
+    pub(super) fn join(
         &self,
         mut meeting: Meeting,
-        loss: &Loss,
     ) -> Result<(Joined, Option<Coordinator>), CollectiveError> {
         let point = meeting.rendezvous.as_ref().map(|rendezvous| rendezvous.point);
         let controllers = self.config.controllers.as_slice().len();
@@ -50,7 +64,7 @@ impl Failover {
             let place = way.place();
             let joined = match (place, point) {
                 (Place::RankZero, Some(point)) => {
-                    self.join_rank_zero(&mut meeting, point, loss, &way, &mut coordinator)
+                    self.join_rank_zero(&mut meeting, point, &way, &mut coordinator)
                 }
                 _ => self.join_controller(&meeting, patience.total / 4, &mut way),
             };
@@ -61,8 +75,8 @@ impl Failover {
                 }
                 Err(error) => error,
             };
-            if let Phase::Over(error) = &self.lock().phase {
-                return Err(error.clone());
+            if let Some(error) = (self.is_over)() {
+                return Err(error);
             }
             let reason = said(&error, point.filter(|_| place == Place::RankZero));
             match way.handle_failure(millstream_net::now(), failure(&error, place)) {
@@ -76,7 +90,7 @@ impl Failover {
                 }
                 Next::GiveUp => {
                     let before = at_controller.map_or_else(String::new, |it| format!("{it}; "));
-                    return Err(not_resumed(&loss.error, &format!("{before}{reason}")));
+                    return Err(not_resumed(self.error, &format!("{before}{reason}")));
                 }
             }
         }
@@ -91,7 +105,7 @@ impl Failover {
         let config = JoinConfig { timeout: left(way), ..self.config_of(meeting) };
         let joined = join::join_with(
             &config,
-            &self.domains,
+            self.domains,
             &mut Joining {
                 waiting: &mut |waiting: &Waiting| {
                     if waiting.awaited.is_some() || waiting.refused.is_some() {
@@ -102,6 +116,7 @@ impl Failover {
                 silence: meeting.rendezvous.is_some().then_some(silence),
                 prepares: true,
                 avoid: &meeting.avoid,
+                local: self.local,
             },
         );
         if let Err(JoinError::Refused(reason)) = &joined
@@ -117,7 +132,6 @@ impl Failover {
         &self,
         meeting: &mut Meeting,
         point: MeetingPoint,
-        loss: &Loss,
         way: &Succession,
         coordinator: &mut Option<Coordinator>,
     ) -> Result<Joined, JoinError> {
@@ -129,7 +143,7 @@ impl Failover {
             let expected = Expected {
                 group: meeting.name.clone(),
                 world: self.config.world,
-                shape: (loss.lost.segment_bytes, loss.lost.window),
+                shape: self.shape,
                 reason: NO_CONTROLLER.to_owned(),
             };
             *coordinator = Some(Coordinator::start(listener, token, expected).map_err(failed)?);
@@ -147,13 +161,16 @@ impl Failover {
             silence: None,
             prepares: false,
             avoid: &[],
+            local: self.local,
         };
-        join::join_with(&config, &self.domains, &mut joining)
+        join::join_with(&config, self.domains, &mut joining)
     }
 
     fn config_of(&self, meeting: &Meeting) -> JoinConfig {
         let group = meeting.name.clone();
-        JoinConfig { group, path: Path::Switch, ..self.config.clone() }
+        // Those of a host say again that they are of one.
+        let path = self.local.map_or(Path::Switch, |_| self.config.path);
+        JoinConfig { group, path, ..self.config.clone() }
     }
 }
 

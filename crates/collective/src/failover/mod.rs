@@ -4,11 +4,15 @@
 //! nothing of the old trees can arrive any more, joins the other ranks again under a name that only they know, makes up for
 //! what is missing of calls under way, and starts those anew that not all ranks had started. Callers wait meanwhile.
 //!
+//! The lowest rank of a host with several ranks does so for all of them, whose chunks are its calls ([`Host`]).
+//!
 //! Calls have numbers of their own, since the engines' begin anew, and the new trees do other collectives first.
 //!
 //! The memory of a call is its caller's again once the caller was told its end. What others may still lack of it is
 //! copied before that ([`retained`]).
 
+mod beside;
+mod host;
 mod meeting;
 mod recovery;
 mod retained;
@@ -16,11 +20,11 @@ mod state;
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 use std::{io, mem, thread};
 
-use millstream_inc::CollectiveCall;
+use millstream_inc::{CollectiveCall, Ranks};
 use millstream_net::ends_between_forks;
 
 use crate::control::Sender;
@@ -28,9 +32,13 @@ use crate::engine::{Engine, MAX_STARTED};
 use crate::hosted::HostedSwitch;
 use crate::join::{JoinConfig, Joined};
 use crate::joining::Cancellation;
+use crate::local::LocalEngine;
 use crate::memory::{Domains, Operands, Regions, operand, writable};
 use crate::tree::Work;
 use crate::{CollectiveError, LONGEST};
+
+pub(crate) use beside::BesideWire;
+pub(crate) use host::{Host, OnWire};
 
 use retained::Retained;
 use state::{Call, Entry, Line, Phase, State, is_loss};
@@ -55,15 +63,26 @@ pub struct FailoverReport {
 pub(crate) struct Failover {
     config: JoinConfig,
     domains: Domains,
+    /// What the ranks of its host share memory by, for which this one is on the wire. That has this, as its wire.
+    local: Option<Weak<LocalEngine>>,
     state: Mutex<State>,
     changed: Condvar,
 }
 
 impl Failover {
-    /// Of a rank that has joined over switches.
-    pub(crate) fn start(config: &JoinConfig, joined: Joined) -> io::Result<Arc<Self>> {
+    /// Of a rank that has joined over switches, whether for itself or for those that it shares memory with.
+    pub(crate) fn start(
+        config: &JoinConfig,
+        joined: Joined,
+        local: Option<&Arc<LocalEngine>>,
+    ) -> io::Result<Arc<Self>> {
         let domains = joined.domains.clone();
-        let Some(line) = Line::new(joined, config, 0, (0, 0)) else {
+        let ranks = match local {
+            Some(local) => local.members().ranks().iter().copied().collect(),
+            None => Ranks::one(config.rank),
+        };
+        let local = local.map(Arc::downgrade);
+        let Some(line) = Line::new(joined, config, ranks, 0, (0, 0)) else {
             return Err(io::Error::other("it has no trees"));
         };
         let retained = (0..line.lost.trees).map(|_| Retained::default()).collect();
@@ -82,12 +101,16 @@ impl Failover {
             canceled: None,
         };
         let (state, changed) = (Mutex::new(state), Condvar::new());
-        let failover = Arc::new(Self { config: config.clone(), domains, state, changed });
+        let failover = Arc::new(Self { config: config.clone(), domains, local, state, changed });
         let watch = Arc::clone(&failover);
         thread::Builder::new()
             .name("failover".to_owned())
             .spawn(ends_between_forks(move || watch.run()))?;
         Ok(failover)
+    }
+
+    fn local(&self) -> Option<Arc<LocalEngine>> {
+        self.local.as_ref().and_then(Weak::upgrade)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -299,9 +322,13 @@ impl Failover {
 
     /// Ends the communicator with this reason.
     pub(crate) fn fail(&self, error: CollectiveError) {
-        let state = self.lock();
+        let mut state = self.lock();
         if let Phase::Serving = state.phase {
             let engine = Arc::clone(&state.line.engine);
+            // Who says so of a loss has no use for other trees.
+            if is_loss(&error) {
+                state.phase = Phase::Over(error.clone());
+            }
             drop(state);
             return engine.fail(error);
         }

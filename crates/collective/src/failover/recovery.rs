@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use millstream_inc::failover::{
     FailoverError, Lost, REPORT_BYTES, Repair, Report, Side, first_to_repeat,
 };
-use millstream_inc::protocol::{self, MAX_NAME_BYTES, ToController, shortened};
+use millstream_inc::protocol::{self, GroupIdentity, MAX_NAME_BYTES, ToController, shortened};
 use millstream_inc::{Collective, CollectiveCall, DataType, Mode, ReduceOperation, Stripe};
 
-use super::meeting::{Meeting, PATIENCE};
+use super::meeting::{Meeting, PATIENCE, Rejoining};
 use super::retained::{Retained, side_of};
 use super::state::{Call, Entry, Line, Phase, State, is_loss};
 use super::{Failover, FailoverReport};
@@ -59,8 +59,15 @@ impl Failover {
         state.line.engine.retire();
         // Who comes to rank 0 is not to wait for it.
         let rendezvous = state.line.rendezvous.take();
+        let error = match &state.phase {
+            Phase::Over(error) => error.clone(),
+            _ => unreachable!("it is over"),
+        };
         drop((state, rendezvous));
         self.changed.notify_all();
+        if let Some(local) = self.local() {
+            local.cut_off(error);
+        }
     }
 
     fn recover(
@@ -73,7 +80,10 @@ impl Failover {
         if let Phase::Over(error) = &state.phase {
             return Err(error.clone());
         }
-        if !is_loss(&error) || engine.has_departed() {
+        let local = self.local();
+        let has_departed =
+            local.as_ref().map_or_else(|| engine.has_departed(), |local| local.has_departed());
+        if !is_loss(&error) || has_departed {
             return Err(error);
         }
         match state.line.failover {
@@ -86,6 +96,9 @@ impl Failover {
                 return Err(not_resumed(&error, reason));
             }
         }
+        if local.as_ref().is_some_and(|local| local.recovery().is_none()) {
+            return Err(not_resumed(&error, "the ranks of a host did not share memory yet"));
+        }
         state.phase = Phase::Joining;
         state.cancellation = Cancellation::default();
         state.awaits_starts = true;
@@ -96,21 +109,37 @@ impl Failover {
         }
         // With the state locked nobody is told an end, so all vectors are there.
         let (started, positions, overwritten) = engine.halt();
+        let generation = state.line.generation + 1;
         let lost = state.line.lost.clone();
         let report = Report { communicator: lost.communicator, started, overwritten, positions };
         let (sender, failed_tree) = (Arc::clone(&state.line.sender), engine.failed_tree());
         state.avoid_lost(&error);
         let place = Meeting {
-            name: name(&self.config.group, &state.line),
+            name: name(&self.config.group, state.line.identity, generation),
             rendezvous: state.line.rendezvous.take(),
             cancellation: state.cancellation.clone(),
             avoid: state.avoid.clone(),
         };
         drop(state);
         tracing::warn!(group = self.config.group, %error, "going on over other trees");
+        if let Some(local) = &local {
+            local.begin_recovery(generation, &error);
+        }
         sender.say_switch_lost(&error, error.to_string(), failed_tree);
         let loss = Loss { since, error, report, lost };
-        let (joined, mut coordinator) = self.join_again(place, &loss)?;
+        let is_over = || match &self.lock().phase {
+            Phase::Over(error) => Some(error.clone()),
+            _ => None,
+        };
+        let rejoining = Rejoining {
+            config: &self.config,
+            domains: &self.domains,
+            local: local.as_ref(),
+            error: &loss.error,
+            shape: (loss.lost.segment_bytes, loss.lost.window),
+            is_over: &is_over,
+        };
+        let (joined, mut coordinator) = rejoining.join(place)?;
         let Way::Switch(successor) = joined.way.clone() else {
             return Err(not_resumed(&loss.error, "the ranks share memory now"));
         };
@@ -163,7 +192,8 @@ impl Failover {
         let Some(joined) = joined.take() else { return Ok(()) };
         let (switches, fallback) = (joined.switches.clone(), joined.fallback.clone());
         let generation = state.line.generation + 1;
-        let Some(mut line) = Line::new(joined, &self.config, generation, first) else {
+        let ranks = loss.lost.ranks.clone();
+        let Some(mut line) = Line::new(joined, &self.config, ranks, generation, first) else {
             return Err(not_resumed(&loss.error, "there are no trees"));
         };
         line.coordinator = coordinator.take();
@@ -179,6 +209,9 @@ impl Failover {
         state.phase = Phase::Serving;
         drop(state);
         self.changed.notify_all();
+        if let Some(local) = self.local() {
+            local.end_recovery(generation, took);
+        }
         // Its thread may be waiting for the controller.
         drop(old.watcher);
         Ok(())
@@ -241,10 +274,13 @@ fn open(entry: &Entry) -> Option<(u64, Work)> {
     }
 }
 
-/// By which the ranks of lost trees meet: drawn from what only they know of each other.
-fn name(group: &str, line: &Line) -> String {
-    let ([high, low], communicator) = line.identity;
-    let unique = format!("#{high:016x}{low:016x}.{communicator}+{}", line.generation + 1);
+/// By which the ranks of lost trees meet for those of this generation: drawn from what only they know of each other.
+pub(super) fn name(
+    group: &str,
+    ([high, low], communicator): (GroupIdentity, u64),
+    generation: u32,
+) -> String {
+    let unique = format!("#{high:016x}{low:016x}.{communicator}+{generation}");
     let end = group.floor_char_boundary(MAX_NAME_BYTES - unique.len());
     format!("{}{unique}", &group[..end])
 }
@@ -300,7 +336,13 @@ impl Repairs<'_> {
         from: &Scratch,
         to: &Scratch,
     ) -> Result<Vec<Report>, CollectiveError> {
+        // A host with several ranks says the same for each of them, where all have theirs.
+        let of_host = self.lost.ranks.ranges().iter().cloned().flatten();
+        let places = of_host.filter(|_| self.lost.ranks.len() > 1);
         from.span().store(0, &report.to_bytes());
+        for rank in places {
+            from.span().store(rank as usize * REPORT_BYTES, &report.to_bytes());
+        }
         self.call(
             Collective::AllGather,
             0,

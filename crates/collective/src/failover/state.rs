@@ -100,6 +100,7 @@ impl Line {
     pub(super) fn new(
         joined: Joined,
         config: &JoinConfig,
+        ranks: Ranks,
         generation: u32,
         first: (u64, u64),
     ) -> Option<Self> {
@@ -110,7 +111,7 @@ impl Line {
         let lost = Lost {
             communicator: identity.1,
             rank: config.rank,
-            ranks: Ranks::one(config.rank),
+            ranks,
             world: config.world,
             trees,
             segment_bytes: shape.segment_bytes,

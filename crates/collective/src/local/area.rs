@@ -7,7 +7,7 @@ use millstream_net::shared_memory::{GroupMemory, MemberProcesses, futex};
 
 use super::failure::{self, Failure};
 use super::layout::{
-    ARRIVALS_AT, ARRIVED, FINISHED, LEFT, Layout, MAGIC, MAGIC_AT, PID, SLEEPERS_AT, STARTED,
+    ARRIVALS_AT, ARRIVED, FAILURE_AT, FINISHED, LEFT, Layout, MAGIC, MAGIC_AT, PID, SLEEPERS_AT, STARTED,
     WORLD_AT,
 };
 use super::members::Members;
@@ -169,13 +169,13 @@ impl Area {
 
     /// Says why the group is over, unless that was said.
     pub(super) fn fail(&self, failure: &Failure) {
-        failure::say(&self.memory, failure);
+        failure::say(&self.memory, FAILURE_AT, failure);
         self.wake();
     }
 
     /// Why the group is over, if a rank has said so.
     pub(super) fn failure(&self) -> Option<Failure> {
-        failure::heard(&self.memory, self.members.world())
+        failure::heard(&self.memory, FAILURE_AT, self.members.world())
     }
 
     /// A rank that has not arrived at a barrier and cannot any more, and why.

@@ -2,6 +2,7 @@
 //! those that nobody waits for.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
@@ -15,27 +16,25 @@ use millstream_net::shared_memory::MemberProcesses;
 use super::area::Area;
 use super::failure::Failure;
 use super::members::Members;
+use super::recovery::Recovery;
 use super::run::{Runner, Stop};
+use super::wait::NAP;
 use super::wire::Wire;
-use crate::engine::{Engine, MAX_STARTED};
+use crate::engine::MAX_STARTED;
+use crate::path::Way;
 use crate::tree::Work;
 use crate::{CollectiveError, LONGEST};
 
 /// How long a rank that cannot go on waits until the controller has let go of it.
 const RELEASE_PATIENCE: Duration = Duration::from_millis(250);
 
-/// Of a lost switch.
-const NOT_RESUMED: &str =
-    "; the ranks do not go on over other trees: some host has several ranks, which share memory";
-
 /// What a rank shares with its threads.
-#[derive(Debug)]
 pub(crate) struct LocalEngine {
     /// Its place among those that share memory.
     place: u32,
     members: Members,
-    /// Of who is connected to switches for all of them.
-    wire: Option<Arc<Engine>>,
+    /// Of who is connected to switches for all of them, once that is so.
+    wire: OnceLock<Way>,
     area: OnceLock<Arc<Area>>,
     state: Mutex<State>,
     changed: Condvar,
@@ -68,8 +67,8 @@ struct State {
 }
 
 impl LocalEngine {
-    /// One of these, by its place. The first has the connection to switches, where there are other hosts.
-    pub(crate) fn new(place: u32, members: Members, wire: Option<Arc<Engine>>) -> Arc<Self> {
+    /// One of these, by its place.
+    pub(crate) fn new(place: u32, members: Members) -> Arc<Self> {
         let state = State {
             runner: None,
             running: false,
@@ -86,7 +85,7 @@ impl LocalEngine {
         Arc::new(Self {
             place,
             members,
-            wire,
+            wire: OnceLock::new(),
             area: OnceLock::new(),
             state: Mutex::new(state),
             changed: Condvar::new(),
@@ -106,7 +105,9 @@ impl LocalEngine {
         let runner = Runner::new(Arc::clone(&area), processes, self.place, barriers, wire);
         // It meets once.
         let _ = self.area.set(area);
-        self.lock().runner = Some(Box::new(runner));
+        let mut state = self.lock();
+        state.runner = Some(Box::new(runner));
+        self.notify(&state);
     }
 
     /// Its place among those that share memory.
@@ -119,9 +120,15 @@ impl LocalEngine {
         &self.members
     }
 
+    /// It has the connection to switches for all of them, where there are other hosts.
+    pub(crate) fn connect(&self, wire: Way) {
+        // It connects once.
+        let _ = self.wire.set(wire);
+    }
+
     /// The connection to switches, of who has it for all of them.
-    pub(crate) fn wire(&self) -> Option<&Arc<Engine>> {
-        self.wire.as_ref()
+    pub(crate) fn wire(&self) -> Option<&Way> {
+        self.wire.get()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -264,7 +271,7 @@ impl LocalEngine {
             Ok(()) => state.finished += 1,
             // Unless this rank has ended it.
             Err(Stop::Failed(error)) => {
-                state.failure = state.failure.take().or_else(|| Some(self.explained(error)));
+                state.failure = state.failure.take().or(Some(error));
             }
             // Who told has said why.
             Err(Stop::Told) => {}
@@ -283,7 +290,7 @@ impl LocalEngine {
         state: MutexGuard<'a, State>,
         error: CollectiveError,
     ) -> MutexGuard<'a, State> {
-        let Some(wire) = &self.wire else { return state };
+        let Some(wire) = self.wire() else { return state };
         drop(state);
         wire.fail(error);
         self.lock()
@@ -293,26 +300,13 @@ impl LocalEngine {
     fn failure_of(&self, state: &mut State) -> Option<CollectiveError> {
         if state.failure.is_none() {
             let heard = self.area.get().and_then(|area| area.failure());
-            state.failure = heard.map(|failure| self.explained(failure.into()));
+            state.failure = heard.map(CollectiveError::from);
         }
         state.failure.clone()
     }
 
-    /// Says too why a lost switch is the end, where there are some.
-    fn explained(&self, mut error: CollectiveError) -> CollectiveError {
-        if let CollectiveError::SwitchLost { detail, .. } = &mut error
-            && self.members.has_others()
-            // The controller may have heard it from another rank.
-            && !detail.contains(NOT_RESUMED)
-        {
-            detail.push_str(NOT_RESUMED);
-        }
-        error
-    }
-
     /// Ends the communicator, and the collective under way, with this reason unless there is one.
     pub(crate) fn fail(&self, error: CollectiveError) {
-        let error = self.explained(error);
         let mut state = self.lock();
         if self.failure_of(&mut state).is_none() {
             if error == CollectiveError::Closed {
@@ -322,6 +316,62 @@ impl LocalEngine {
         }
         self.end(&mut state);
         drop(self.cut_wire(state, error));
+    }
+
+    /// The host has no way to the others any more, for this reason, which its ranks hear.
+    pub(crate) fn cut_off(&self, error: CollectiveError) {
+        let mut state = self.lock();
+        // Who calls no more has left, and nothing is wrong with that.
+        if state.over || self.failure_of(&mut state).is_some() {
+            return;
+        }
+        drop(state);
+        if let Some(area) = self.area.get() {
+            area.fail(&Failure::of_wire(&error, self.members.rank(self.place)));
+        }
+        self.fail(error);
+    }
+
+    /// Who is on the wire looks for the trees of this generation, because of this.
+    pub(crate) fn begin_recovery(&self, generation: u32, loss: &CollectiveError) {
+        if let Some(area) = self.area.get() {
+            let loss = Failure::of_wire(loss, self.members.rank(self.place));
+            area.begin_recovery(generation, &loss);
+        }
+    }
+
+    /// It is on them, after so long.
+    pub(crate) fn end_recovery(&self, generation: u32, took: Duration) {
+        if let Some(area) = self.area.get() {
+            area.end_recovery(generation, took);
+        }
+    }
+
+    /// Which trees the host is on, or looks for.
+    pub(crate) fn recovery(&self) -> Option<Recovery> {
+        Some(self.area.get()?.recovery())
+    }
+
+    /// Why it has looked for other trees last.
+    pub(crate) fn loss(&self) -> Option<CollectiveError> {
+        Some(self.area.get()?.loss()?.into())
+    }
+
+    /// Sleeps while the search for other trees is at this, until it is time to look whether there is still something to wait
+    /// for.
+    pub(crate) fn sleep_while(&self, recovery: Recovery) {
+        match self.area.get() {
+            Some(area) => area.sleep_while(recovery, NAP),
+            // Until the group has met.
+            None => drop(self.sleep(self.lock(), Some(Instant::now() + NAP))),
+        }
+    }
+
+    /// Wakes those who sleep there, to look again.
+    pub(crate) fn wake_recovery(&self) {
+        if let Some(area) = self.area.get() {
+            area.wake_recovery();
+        }
     }
 
     fn end(&self, state: &mut State) {
@@ -389,6 +439,11 @@ impl LocalEngine {
         self.notify(&state);
     }
 
+    /// There is another connection to a controller.
+    pub(crate) fn reopen(&self) {
+        self.lock().closed = false;
+    }
+
     /// Waits until the controller has let go of us, but not for long.
     pub(crate) fn wait_released(&self) {
         self.wait_until_closed(RELEASE_PATIENCE, |_| true);
@@ -397,7 +452,7 @@ impl LocalEngine {
     /// Who is on the wire waits until everyone has left, or there is no point in waiting: the switch would take it for
     /// dead. Nobody needs another rank that has left.
     pub(crate) fn wait_closed(&self, patience: Duration) {
-        if self.wire.is_some() {
+        if self.wire().is_some() {
             self.wait_until_closed(patience, |state| state.failure.is_none());
         }
     }
@@ -460,9 +515,18 @@ impl LocalEngine {
         state.waiting.clear();
         self.notify(&state);
         drop(state);
-        if let Some(wire) = &self.wire {
+        if let Some(wire) = self.wire() {
             wire.disconnect();
         }
+    }
+}
+
+impl fmt::Debug for LocalEngine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LocalEngine")
+            .field("place", &self.place)
+            .field("members", &self.members)
+            .finish_non_exhaustive()
     }
 }
 

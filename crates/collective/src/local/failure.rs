@@ -15,7 +15,6 @@ use std::sync::atomic::Ordering;
 use millstream_inc::{Mismatch, NAMED_RANKS, Overdue};
 use millstream_net::shared_memory::GroupMemory;
 
-use super::layout::FAILURE_AT;
 use crate::CollectiveError;
 
 const MAX_TEXT: usize = 512;
@@ -83,9 +82,9 @@ impl From<Failure> for CollectiveError {
     }
 }
 
-/// Says why, unless another rank has.
-pub(super) fn say(memory: &GroupMemory, failure: &Failure) {
-    let Some(state) = memory.word(FAILURE_AT) else { return };
+/// Says why, at this place, unless another rank has.
+pub(super) fn say(memory: &GroupMemory, at: usize, failure: &Failure) {
+    let Some(state) = memory.word(at) else { return };
     let order = (Ordering::AcqRel, Ordering::Acquire);
     if state.compare_exchange(NONE, WRITING, order.0, order.1).is_err() {
         return;
@@ -108,18 +107,25 @@ pub(super) fn say(memory: &GroupMemory, failure: &Failure) {
         *bytes = number.to_le_bytes();
     }
     record[32..32 + text.len()].copy_from_slice(text.as_bytes());
-    memory.write(FAILURE_AT + 4, &record[4..]);
+    memory.write(at + 4, &record[4..]);
     state.store(WRITTEN, Ordering::Release);
 }
 
+/// Nothing is said there any more. One rank alone speaks there.
+pub(super) fn forget(memory: &GroupMemory, at: usize) {
+    if let Some(state) = memory.word(at) {
+        state.store(NONE, Ordering::Release);
+    }
+}
+
 /// What a rank has said, if it has, and makes sense for a group of so many.
-pub(super) fn heard(memory: &GroupMemory, world: u32) -> Option<Failure> {
-    let state = memory.word(FAILURE_AT)?;
+pub(super) fn heard(memory: &GroupMemory, at: usize, world: u32) -> Option<Failure> {
+    let state = memory.word(at)?;
     if state.load(Ordering::Acquire) != WRITTEN {
         return None;
     }
     let mut record = [0; FAILURE_BYTES];
-    memory.read(FAILURE_AT, &mut record);
+    memory.read(at, &mut record);
     let number = |at: usize| record.as_chunks::<4>().0[at];
     let number = |at: usize| u32::from_le_bytes(number(at));
     let (kind, rank) = (number(1), number(2));
@@ -162,6 +168,7 @@ mod tests {
     use millstream_net::shared_memory::GroupOwner;
 
     use super::*;
+    use crate::local::layout::FAILURE_AT;
 
     #[test]
     fn the_first_to_say_why_is_heard_and_nobody_else() {
@@ -174,16 +181,16 @@ mod tests {
             Failure::SwitchLost { switch: "fd00::5".parse().unwrap(), detail: String::new() },
         ] {
             let (_owner, memory) = GroupOwner::create(4096).unwrap();
-            assert_eq!(heard(&memory, 4), None);
-            say(&memory, &failure);
-            say(&memory, &Failure::PeerLost { rank: 1, detail: "later".to_owned() });
+            assert_eq!(heard(&memory, FAILURE_AT, 4), None);
+            say(&memory, FAILURE_AT, &failure);
+            say(&memory, FAILURE_AT, &Failure::PeerLost { rank: 1, detail: "later".to_owned() });
             let expected = match &failure {
                 Failure::Mismatch { rank, .. } => {
                     Failure::Mismatch { rank: *rank, what: "é".repeat(256) }
                 }
                 other => other.clone(),
             };
-            assert_eq!(heard(&memory, 4), Some(expected));
+            assert_eq!(heard(&memory, FAILURE_AT, 4), Some(expected));
         }
     }
 
@@ -191,9 +198,9 @@ mod tests {
     fn what_makes_no_sense_is_not_heard() {
         for (at, number) in [(1, 4), (2, 4), (3, MAX_TEXT as u32 + 1), (3, u32::MAX)] {
             let (_owner, memory) = GroupOwner::create(4096).unwrap();
-            say(&memory, &Failure::PeerLost { rank: 3, detail: "gone".to_owned() });
+            say(&memory, FAILURE_AT, &Failure::PeerLost { rank: 3, detail: "gone".to_owned() });
             memory.word(FAILURE_AT + 4 * at).unwrap().store(number, Ordering::Relaxed);
-            assert_eq!(heard(&memory, 4), None, "{at} {number}");
+            assert_eq!(heard(&memory, FAILURE_AT, 4), None, "{at} {number}");
         }
     }
 }

@@ -1,6 +1,7 @@
 //! How the ranks of one machine come to share memory.
 
 use std::io;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use millstream_net::shared_memory::{
@@ -13,6 +14,8 @@ use super::layout::Layout;
 use super::wait::{self, Spinning};
 use super::wire::Wire;
 use crate::JoinError;
+use crate::memory::Domains;
+use crate::path::Way;
 
 /// How long a rank waits before it looks whether it is to go on.
 const LOOK: Duration = Duration::from_millis(50);
@@ -44,18 +47,36 @@ impl Meeting {
     }
 }
 
-/// Meets the other ranks, which get the memory at the first one's socket. That has the wire, where there are other hosts.
-pub(crate) fn form(
+/// What is left to do until ranks share memory.
+pub(crate) struct Forming {
+    pub(crate) local: Arc<LocalEngine>,
+    pub(crate) meeting: Meeting,
+    /// Where the first of them gives the memory.
+    pub(crate) socket: String,
+    pub(crate) deadline: Instant,
+}
+
+impl Forming {
+    /// Meets the other ranks. The first one has the connection to switches, where there are other hosts.
+    pub(crate) fn form(&self, wire: Option<Way>, domains: &Domains) -> Result<(), JoinError> {
+        let Self { local, meeting, socket, deadline } = self;
+        let wire = wire.map(|way| Wire::new(way, domains, local.members().ranks())).transpose()?;
+        form(local, meeting, socket, *deadline, wire)
+    }
+}
+
+/// Meets the other ranks, which get the memory at the first one's socket.
+fn form(
     engine: &LocalEngine,
     meeting: &Meeting,
     socket: &str,
-    patience: Duration,
+    deadline: Instant,
     wire: Option<Wire>,
 ) -> Result<(), JoinError> {
     let (rank, members) = engine.place();
     let world = members.count();
     let failed = |what| move |source| JoinError::SharedMemory { what, source };
-    let deadline = Instant::now() + patience.min(crate::LONGEST);
+    let patience = deadline.saturating_duration_since(Instant::now());
     let look = || -> Result<(), JoinError> {
         if let Some(failure) = engine.failure() {
             return Err(JoinError::Agreement(failure));

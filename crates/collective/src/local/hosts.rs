@@ -162,21 +162,22 @@ impl Runner {
     }
 
     /// How long a part of the call may take on the wire.
-    fn limit(task: &Task<'_>) -> Duration {
-        task.deadline.saturating_duration_since(Instant::now()).saturating_add(HOSTS_FIRST)
+    fn limit(&self, task: &Task<'_>) -> Duration {
+        let left = self.deadline(task).saturating_duration_since(Instant::now());
+        left.saturating_add(HOSTS_FIRST)
     }
 
     /// Who is on the wire has the hosts agree on the call; gives the number of that.
     fn agree_with_hosts(&self, task: &Task<'_>) -> Result<Option<u64>, Stop> {
         let Some(wire) = &self.wire else { return Ok(None) };
-        let started = wire.agree(task.work, Self::limit(task));
+        let started = wire.agree(task.work, self.limit(task));
         started.map(Some).map_err(|error| self.wire_failed(task, error))
     }
 
     /// Who is on the wire sends a chunk; gives the number of that.
     fn send(&self, task: &Task<'_>, chunk: &Chunk) -> Result<Option<u64>, Stop> {
         let Some(wire) = &self.wire else { return Ok(None) };
-        let started = wire.start(task.work, chunk.number, chunk.extent, Self::limit(task));
+        let started = wire.start(task.work, chunk.number, chunk.extent, self.limit(task));
         started.map(Some).map_err(|error| self.wire_failed(task, error))
     }
 

@@ -1,7 +1,7 @@
 //! Where everything is in the memory of a group, in bytes from its start.
 //!
 //! ```text
-//! header     what it is, the barrier's count, a failure
+//! header     what it is, the barrier's count, a failure, the search for other trees
 //! members    who each rank's process is, how far it is, and what it has called
 //! small      for each rank two places, used by turns, for vectors that all ranks read at once
 //! slots      for each rank three places, used by turns, for a chunk of a longer vector
@@ -13,7 +13,7 @@
 use super::members::Members;
 
 /// Says what the memory is, with the version of this layout.
-pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"MSgroup\x01");
+pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"MSgroup\x02");
 
 pub(super) const MAGIC_AT: usize = 0;
 pub(super) const WORLD_AT: usize = 8;
@@ -23,6 +23,10 @@ pub(super) const ARRIVALS_AT: usize = 128;
 pub(super) const SLEEPERS_AT: usize = 256;
 /// What has failed: `failure.rs`.
 pub(super) const FAILURE_AT: usize = 384;
+/// Whether other trees are looked for, how long that took in all, and why: `recovery.rs`.
+pub(super) const RECOVERY_AT: usize = 1024;
+pub(super) const PAUSED_AT: usize = 1032;
+pub(super) const LOSS_AT: usize = 1152;
 
 const MEMBERS_AT: usize = 4096;
 const MEMBER_BYTES: usize = 256;
@@ -142,6 +146,9 @@ mod tests {
                 (ARRIVALS_AT, 4),
                 (SLEEPERS_AT, 4),
                 (FAILURE_AT, FAILURE_BYTES),
+                (RECOVERY_AT, 4),
+                (PAUSED_AT, 8),
+                (LOSS_AT, FAILURE_BYTES),
             ];
             for rank in 0..world {
                 ranges.extend([(layout.member(rank), 152)]);

@@ -77,6 +77,8 @@ pub(super) struct Task<'a> {
     pub(super) bytes: usize,
     pub(super) kernel: Option<Kernel>,
     pub(super) deadline: Instant,
+    /// How long other trees had been looked for, in all, when it began.
+    paused: Duration,
     /// Set when it must end.
     pub(super) stop: &'a AtomicBool,
 }
@@ -112,7 +114,8 @@ impl Runner {
             }
             Collective::Broadcast | Collective::AllGather | Collective::Barrier => None,
         };
-        let task = Task { work, descriptor, bytes, kernel, deadline, stop };
+        let paused = self.area.paused();
+        let task = Task { work, descriptor, bytes, kernel, deadline, paused, stop };
         match self.is_small(&task) {
             _ if self.area.members.has_others() => self.run_hosts(&task)?,
             true => self.run_small(&task)?,
@@ -155,17 +158,27 @@ impl Runner {
         if let Some(failure) = self.area.lost(&self.processes, barrier, due) {
             return Err(self.fail(failure));
         }
-        if now >= task.deadline && !self.area.is_passed(barrier) {
+        // Who is on the wire joins for other trees, and the others with it.
+        if self.area.recovery().is_under_way {
+            return Ok(NAP);
+        }
+        let deadline = self.deadline(task);
+        if now >= deadline && !self.area.is_passed(barrier) {
             let members = &self.area.members;
             let late = || (0..self.area.world).filter(|&rank| self.area.lacks(rank, barrier));
             // Who is on the wire waits for other hosts, most likely, and hears which.
-            if members.has_others() && late().eq([0]) && now < task.deadline + WIRE_PATIENCE {
+            if members.has_others() && late().eq([0]) && now < deadline + WIRE_PATIENCE {
                 return Ok(NAP);
             }
             let late = late().map(|place| members.rank(place));
             return Err(self.fail(Overdue::of(task.descriptor.sequence, late).into()));
         }
-        Ok(task.deadline.saturating_duration_since(now))
+        Ok(deadline.saturating_duration_since(now))
+    }
+
+    /// When a collective must be over. The time in which other trees are looked for does not count.
+    pub(super) fn deadline(&self, task: &Task<'_>) -> Instant {
+        task.deadline + self.area.paused().saturating_sub(task.paused)
     }
 
     /// Ends the group. Another rank may have done so first, and better.

@@ -3,8 +3,8 @@
 //! What the host has contributed to a chunk is copied into one of two places, by turns, sent from there, and the result
 //! comes to the same place. All other memory of the host is out of reach of switches.
 
+use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
 use std::time::Duration;
 
 use millstream_inc::{Collective, CollectiveCall, Stripe};
@@ -12,18 +12,17 @@ use millstream_verbs::RegionError;
 
 use super::layout::HOST_SLOT_BYTES;
 use crate::CollectiveError;
-use crate::engine::Engine;
 use crate::memory::{Domains, Operands, Scratch, Span};
+use crate::path::Way;
 use crate::tree::Work;
 
 /// Chunks of which something is under way: one is on the wire and one comes after it.
 const PLACES: u64 = 2;
 
 /// The connection, with the memory that it sends from.
-#[derive(Debug)]
 pub(crate) struct Wire {
-    /// Nothing is under way any more when the memory goes: [`Engine::disconnect`].
-    engine: Arc<Engine>,
+    /// Nothing is under way any more when the memory goes: [`Way::disconnect`].
+    way: Way,
     scratch: Scratch,
     /// Where others send whole vectors, a host with one rank sends its part alone, and gets its part alone.
     only: Option<u32>,
@@ -41,13 +40,13 @@ pub(super) struct Extent {
 impl Wire {
     /// With memory of these domains, for these ranks.
     pub(crate) fn new(
-        engine: Arc<Engine>,
+        way: Way,
         domains: &Domains,
         ranks: &[u32],
     ) -> Result<Self, RegionError> {
         let scratch = Scratch::new(domains, PLACES as usize * HOST_SLOT_BYTES)?;
         let only = if let [only] = ranks { Some(*only) } else { None };
-        Ok(Self { engine, scratch, only })
+        Ok(Self { way, scratch, only })
     }
 
     /// Where a part of a chunk's whole vector is.
@@ -60,8 +59,9 @@ impl Wire {
     pub(super) fn agree(&self, work: &Work, limit: Duration) -> Result<u64, CollectiveError> {
         let call = CollectiveCall { stripe: Stripe::NONE, ..work.call };
         let (source, destination) = (Span::EMPTY, Span::EMPTY);
-        let (operands, registered) = (Operands::default(), false);
-        self.engine.start(&Work { call, operands, registered, source, destination, limit })
+        let (operands, registered) = (Operands::default(), true);
+        let work = Work { call, operands, registered, source, destination, limit };
+        self.way.start(&work, false)
     }
 
     /// Starts the part of a call that a chunk is; gives its number.
@@ -90,10 +90,10 @@ impl Wire {
             destination_address: operands.destination.address,
             ..work.call
         };
-        let is_small = self.engine.is_small(&call);
-        let span = |range| if is_small { self.span(chunk, range) } else { Span::EMPTY };
-        let (source, destination, registered) = (span(source), span(destination), true);
-        self.engine.start(&Work { call, operands, registered, source, destination, limit })
+        let (source, destination) = (self.span(chunk, source), self.span(chunk, destination));
+        let registered = true;
+        let work = Work { call, operands, registered, source, destination, limit };
+        self.way.start(&work, false)
     }
 
     /// Waits for what was started, for at most so long.
@@ -102,13 +102,19 @@ impl Wire {
         number: u64,
         patience: Duration,
     ) -> Option<Result<(), CollectiveError>> {
-        self.engine.wait(number, patience)
+        self.way.wait(number, patience)
     }
 }
 
 impl Drop for Wire {
     fn drop(&mut self) {
-        self.engine.disconnect();
+        self.way.disconnect();
+    }
+}
+
+impl fmt::Debug for Wire {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Wire").field("only", &self.only).finish_non_exhaustive()
     }
 }
 

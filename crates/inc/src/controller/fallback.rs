@@ -52,13 +52,11 @@ impl Group {
         !self.ready && self.fallback.is_none() && self.members.values().all(able)
     }
 
-    /// What becomes of it when one of its switches is lost. Hosts without descriptors cannot go on, and those with several
-    /// ranks do not.
+    /// What becomes of it when one of its switches is lost. Hosts without descriptors cannot go on.
     pub(super) fn failover(&self) -> Failover {
         let wanted = |member: &Member| !member.fallback.is_off() && !member.options.plain;
-        let is_able = self.fallback.is_none() && self.hosts.is_empty();
         match () {
-            () if !is_able || !self.members.values().all(wanted) => Failover::Off,
+            () if self.fallback.is_some() || !self.members.values().all(wanted) => Failover::Off,
             () if self.options().reproducible => Failover::Reproducible,
             () => Failover::On,
         }

@@ -8,7 +8,7 @@ use super::resume::Revived;
 use super::{Controller, GroupId};
 use crate::plan::{Forest, Tree};
 use crate::protocol::{
-    AbortReason, FromController, MAX_SHARED_MEMORY_WORLD, Refusal, SharedMemoryPlan, shortened,
+    AbortReason, Failover, FromController, MAX_SHARED_MEMORY_WORLD, Refusal, SharedMemoryPlan, shortened,
 };
 use crate::ranks::Ranks;
 
@@ -44,7 +44,10 @@ impl Controller {
         let first = group.members.values().next().and_then(|member| member.same_machine.as_ref());
         let socket = first.map(|same| same.socket.clone()).unwrap_or_default();
         let (group, ranks) = (group.identity, Ranks::default());
-        let plan = SharedMemoryPlan { communicator, group, socket, ranks };
+        // There are no switches.
+        let (failover, meeting, fallback) = (Failover::Off, None, None);
+        let plan =
+            SharedMemoryPlan { communicator, group, socket, ranks, failover, meeting, fallback };
         let Some(group) = self.groups.get(&id) else { return };
         let told: Vec<_> = group.members.values().filter_map(|member| member.connection).collect();
         for connection in told {
@@ -60,6 +63,7 @@ impl Controller {
     pub(super) fn share_hosts(&mut self, id: GroupId) {
         let Some(group) = self.groups.get(&id) else { return };
         let Some(root) = group.nodes.first() else { return };
+        let (failover, meeting) = (group.failover(), group.meeting());
         let mut told = Vec::new();
         for (lowest, ranks) in &group.hosts {
             let lowest = group.members.get(lowest);
@@ -69,6 +73,9 @@ impl Controller {
                 group: group.identity,
                 socket: same.map(|same| same.socket.clone()).unwrap_or_default(),
                 ranks: ranks.clone(),
+                failover,
+                meeting: meeting.clone(),
+                fallback: group.fallback.as_ref().map(|fallback| fallback.reason.clone()),
             };
             let others = ranks.ranges().iter().cloned().flatten().skip(1);
             let connections = others.filter_map(|rank| group.members.get(&rank)?.connection);

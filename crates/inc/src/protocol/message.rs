@@ -452,6 +452,15 @@ pub struct SharedMemoryPlan {
     /// Those of the machine, where there are several machines.
     #[serde(default, skip_serializing_if = "Ranks::is_empty", with = "fields::ranks")]
     pub ranks: Ranks,
+    /// As of [`Plan`], where there are several machines: the lowest rank of the machine goes on for all of them.
+    #[serde(default, skip_serializing_if = "Failover::is_off")]
+    pub failover: Failover,
+    /// As of [`Plan`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub meeting: Option<Box<MeetingPoint>>,
+    /// Why the ranks take the place of switches between the machines, if they do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fallback: Option<String>,
 }
 
 /// A host's end of the plan.
