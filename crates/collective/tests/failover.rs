@@ -145,10 +145,8 @@ fn all_go_on(in_place: bool) {
 /// As above, of groups that the function makes.
 fn all_of_go_on(in_place: bool, make: impl Fn(&Cluster, &str, u32) -> Vec<Communicator>) {
     let mut cluster = cluster(1);
-    let groups: Vec<Vec<Communicator>> = (0..)
-        .zip(SIX)
-        .map(|(number, _)| make(&cluster, &format!("g{number}"), number))
-        .collect();
+    let groups: Vec<Vec<Communicator>> =
+        (0..).zip(SIX).map(|(number, _)| make(&cluster, &format!("g{number}"), number)).collect();
     let ranks: u32 = groups.iter().map(|group| group.len() as u32).sum();
     let progress = AtomicU64::new(0);
     thread::scope(|scope| {
@@ -497,8 +495,12 @@ fn a_switch_that_the_ranks_alone_do_not_reach_is_not_planned_again() {
     pretender.join().unwrap();
 }
 
-#[test]
-fn a_rank_that_is_dropped_while_it_joins_again_leaves_at_once() {
+/// Makes a group, has its switch die when so many of its first ranks have started a call, and drops the first one while all
+/// join again. Gives the others.
+fn drop_first_while_it_joins(
+    started: usize,
+    make: impl FnOnce(&Cluster) -> Vec<Communicator>,
+) -> (Vec<Communicator>, Cluster) {
     let view = Arc::new(ControllerView::new(None));
     let mut config = ControllerConfig::new(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
     config.view = Some(Arc::clone(&view));
@@ -509,28 +511,112 @@ fn a_rank_that_is_dropped_while_it_joins_again_leaves_at_once() {
     let controller_daemon = Some(daemon);
     let (path, fallback) = (Path::Switch, true);
     let mut cluster = Cluster { controller, switches, controller_daemon, path, fallback };
-    let mut ranks = cluster.group("drops", 2);
-    let buffer = ranks[0].allocate::<u32>(LONG).unwrap();
-    ranks[0].start(Call::AllReduce(Sum), buffer).unwrap();
+    let mut ranks = make(&cluster);
+    for communicator in &mut ranks[..started] {
+        let buffer = communicator.allocate::<u32>(LONG).unwrap();
+        communicator.start(Call::AllReduce(Sum), buffer).unwrap();
+    }
     cluster.switches.clear();
-    let pages = view.pages();
+    let (pages, world) = (view.pages(), ranks.len());
     let end = Instant::now() + PATIENCE;
-    let joined = r#"+1","world":2,"joined":2"#;
-    while !pages("/api/v1/groups").unwrap().text.contains(joined) {
+    let joined = format!(r#"+1","world":{world},"joined":{world}"#);
+    while !pages("/api/v1/groups").unwrap().text.contains(&joined) {
         assert!(Instant::now() < end, "the ranks do not join again");
         thread::sleep(Duration::from_millis(5));
     }
     drop(ranks.remove(0));
-    // Had it stayed, the other one would have gone on with it, and lost it then.
-    let error = loop {
-        if let Some(error) = ranks[0].failure() {
-            break error.to_string();
+    (ranks, cluster)
+}
+
+/// Why a rank is of no more use.
+fn failure(communicator: &Communicator) -> String {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        if let Some(error) = communicator.failure() {
+            return error.to_string();
         }
         assert!(Instant::now() < end, "no failure is seen");
         thread::sleep(Duration::from_millis(5));
-    };
+    }
+}
+
+#[test]
+fn a_rank_that_is_dropped_while_it_joins_again_leaves_at_once() {
+    let (ranks, _cluster) = drop_first_while_it_joins(1, |cluster| cluster.group("drops", 2));
+    // Had it stayed, the other one would have gone on with it, and lost it then.
+    let error = failure(&ranks[0]);
     assert!(
         error.contains("do not go on over other trees: ") && error.contains("rank 0"),
         "{error}"
     );
+}
+
+#[test]
+fn a_rank_of_a_host_with_several_that_is_dropped_while_they_join_again_leaves_at_once() {
+    // On the wire, and beside it: ranks 0 and 3 are one host, and so are 1 and 2.
+    for dropped in [0, 3] {
+        let (ranks, _cluster) = drop_first_while_it_joins(2, |cluster| {
+            let mut ranks = hosts(cluster, "drops", &[0, 1, 1, 0]);
+            ranks.swap(1, 3);
+            ranks.swap(0, if dropped == 0 { 0 } else { 1 });
+            ranks
+        });
+        let named = format!("rank {dropped}");
+        for communicator in &ranks {
+            let error = failure(communicator);
+            assert!(error.contains(&named), "rank {}: {error}", communicator.rank());
+        }
+    }
+}
+
+#[test]
+fn the_time_in_which_hosts_with_several_ranks_look_for_trees_does_not_count() {
+    let mut cluster = cluster(1);
+    let config = |(rank, host): (u32, u32)| JoinConfig {
+        path: Path::Auto,
+        host_label: format!("host {host}"),
+        // The loss of the switch is noticed in half of it, and for another one they wait 3 s.
+        call_timeout: Duration::from_secs(4),
+        ..cluster.config("patient", 4, rank)
+    };
+    let mut ranks = joined((0..).zip([0, 1, 1, 0]).map(config));
+    cluster.switches.clear();
+    each(&mut ranks, |communicator| one(communicator, Call::AllReduce(Sum), 0, LONG, true));
+    assert!(ranks.iter().all(|communicator| communicator.failovers().len() == 1));
+    leave(ranks);
+}
+
+#[test]
+fn without_a_controller_hosts_with_several_ranks_meet_at_rank_0() {
+    let mut cluster = cluster(1);
+    let mut ranks = hosts(&cluster, "alone", &[0, 1, 1, 0]);
+    let reports = gone_on(&mut ranks, || {
+        cluster.controller_daemon = None;
+        cluster.switches.clear();
+    });
+    for reports in reports {
+        let [FailoverReport { fallback: Some(why), .. }] = &reports[..] else {
+            panic!("{reports:?}")
+        };
+        assert_eq!(why, "no controller can be reached, and rank 0 has taken its place");
+    }
+    leave(ranks);
+}
+
+#[test]
+fn reproducible_results_end_hosts_with_several_ranks_and_all_hear_why() {
+    let mut cluster = cluster(1);
+    let config = |(rank, host): (u32, u32)| JoinConfig {
+        path: Path::Auto,
+        host_label: format!("host {host}"),
+        reproducible: true,
+        ..cluster.config("exact", 3, rank)
+    };
+    let mut ranks = joined((0..).zip([0, 1, 0]).map(config));
+    cluster.switches.clear();
+    for error in each(&mut ranks, |communicator| communicator.barrier().unwrap_err()) {
+        let why = "a rank wants reproducible results, and other trees add in another order";
+        assert!(matches!(error, CollectiveError::SwitchLost { .. }), "{error}");
+        assert!(error.to_string().contains(why), "{error}");
+    }
 }

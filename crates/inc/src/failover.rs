@@ -411,7 +411,6 @@ impl Share {
         let within = pieces.start - part * self.pieces..pieces.end - part * self.pieces;
         self.layout.pieces(part, within, self.is_small)
     }
-
 }
 
 #[cfg(test)]

@@ -138,6 +138,9 @@ fn failover(report: &FailoverReport) -> String {
     let FailoverReport { reason, switches, fallback, took } = report;
     let over = match fallback {
         Some(why) => format!("the ranks take the place of a switch: {why}"),
+        None if switches.is_empty() => {
+            "the lowest rank of this host is connected to another switch".to_owned()
+        }
         None => {
             let switch = |(name, address): &(String, _)| format!("switch {name} at {address}");
             let switches: Vec<String> = switches.iter().map(switch).collect();

@@ -74,6 +74,10 @@ impl Host {
 
     /// As of [`Failover::progress`]: others may need this rank to go on.
     pub(crate) fn progress(&self) -> (u64, bool) {
+        let (started, is_running) = self.local.progress();
+        if is_running {
+            return (started, is_running);
+        }
         match &self.part {
             Part::On(failover) => {
                 failover.progress();

@@ -7,8 +7,8 @@ use millstream_net::shared_memory::{GroupMemory, MemberProcesses, futex};
 
 use super::failure::{self, Failure};
 use super::layout::{
-    ARRIVALS_AT, ARRIVED, FAILURE_AT, FINISHED, LEFT, Layout, MAGIC, MAGIC_AT, PID, SLEEPERS_AT, STARTED,
-    WORLD_AT,
+    ARRIVALS_AT, ARRIVED, FAILURE_AT, FINISHED, LEFT, Layout, MAGIC, MAGIC_AT, PID, SLEEPERS_AT,
+    STARTED, WORLD_AT,
 };
 use super::members::Members;
 

@@ -39,11 +39,7 @@ pub(super) struct Extent {
 
 impl Wire {
     /// With memory of these domains, for these ranks.
-    pub(crate) fn new(
-        way: Way,
-        domains: &Domains,
-        ranks: &[u32],
-    ) -> Result<Self, RegionError> {
+    pub(crate) fn new(way: Way, domains: &Domains, ranks: &[u32]) -> Result<Self, RegionError> {
         let scratch = Scratch::new(domains, PLACES as usize * HOST_SLOT_BYTES)?;
         let only = if let [only] = ranks { Some(*only) } else { None };
         Ok(Self { way, scratch, only })

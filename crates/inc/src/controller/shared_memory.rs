@@ -8,7 +8,8 @@ use super::resume::Revived;
 use super::{Controller, GroupId};
 use crate::plan::{Forest, Tree};
 use crate::protocol::{
-    AbortReason, Failover, FromController, MAX_SHARED_MEMORY_WORLD, Refusal, SharedMemoryPlan, shortened,
+    AbortReason, Failover, FromController, MAX_SHARED_MEMORY_WORLD, Refusal, SharedMemoryPlan,
+    shortened,
 };
 use crate::ranks::Ranks;
 

@@ -1,7 +1,11 @@
 //! Groups whose ranks are of one machine.
 
 use super::*;
-use crate::protocol::{MAX_HOST_BYTES, Resume, SameMachine, SharedMemoryPlan};
+use crate::CommunicatorOptions;
+use crate::protocol::{
+    Failover, FallbackOffer, MAX_HOST_BYTES, MeetingPoint, Resume, SECRET_BYTES, SameMachine,
+    Secret, SharedMemoryPlan,
+};
 
 /// A rank that can share memory with those who say the same host.
 fn sharing(world: u32, rank: u32, host: &str) -> Hello {
@@ -93,12 +97,12 @@ fn ranks_of_several_hosts_or_that_want_the_switch_get_it() {
 }
 
 /// Ranks of two hosts on their way to a communicator, and what the switch is told to make.
-fn two_hosts() -> (World, Vec<ConnectionId>, FromController) {
+fn two_hosts(adapt: impl Fn(Hello) -> Hello) -> (World, Vec<ConnectionId>, FromController) {
     let mut world = World::new();
     world.switch(SWITCH, "s", 1);
     let hosts = (0..).zip(["h", "k", "k", "h"]);
     let ranks: Vec<_> =
-        hosts.map(|(rank, host)| join(&mut world, sharing(4, rank, host))).collect();
+        hosts.map(|(rank, host)| join(&mut world, adapt(sharing(4, rank, host)))).collect();
     let mut lowest = Vec::new();
     for &rank in &ranks {
         match &world.heard(rank)[..] {
@@ -118,7 +122,11 @@ fn two_hosts() -> (World, Vec<ConnectionId>, FromController) {
 
 /// As above, and the switch has made the node.
 fn two_ready_hosts() -> (World, Vec<ConnectionId>) {
-    let (mut world, ranks, order) = two_hosts();
+    two_ready_hosts_of(|hello| hello)
+}
+
+fn two_ready_hosts_of(adapt: impl Fn(Hello) -> Hello) -> (World, Vec<ConnectionId>) {
+    let (mut world, ranks, order) = two_hosts(adapt);
     let FromController::CreateCommunicator { communicator, world: all, children, .. } = order
     else {
         panic!("{order:?}")
@@ -150,6 +158,46 @@ fn of_several_hosts_the_lowest_rank_of_each_is_connected_for_the_others() {
     let [first, second] = ["of 0", "of 1"].map(|socket| Some(socket.to_owned()));
     assert_eq!(of, [(h.clone(), None), (k.clone(), None), (k, second), (h, first)]);
     assert_eq!(world.controller.group_state("g"), Some(GroupState::CommunicatorReady));
+}
+
+#[test]
+fn all_ranks_of_several_hosts_hear_whether_they_go_on_when_a_switch_is_lost_and_where_they_meet() {
+    let (address, secret) = (([10, 0, 0, 1], 4000).into(), Secret([7; SECRET_BYTES]));
+    let point = Box::new(MeetingPoint { address, secret });
+    let able = |hello: Hello| Hello {
+        fallback: FallbackOffer::Able,
+        meeting: Some(point.clone()).filter(|_| hello.rank == 0),
+        ..hello
+    };
+    // One that is beside the wire decides, too.
+    let unwilling = |hello: Hello| match hello.rank {
+        3 => Hello { fallback: FallbackOffer::Off, ..hello },
+        _ => able(hello),
+    };
+    let exact = |hello: Hello| match hello.rank {
+        2 => {
+            let options = CommunicatorOptions { reproducible: true, plain: false };
+            Hello { options, ..able(hello) }
+        }
+        _ => able(hello),
+    };
+    let cases: [(&dyn Fn(Hello) -> Hello, Failover, bool); 3] = [
+        (&able, Failover::On, true),
+        (&unwilling, Failover::Off, false),
+        (&exact, Failover::Reproducible, false),
+    ];
+    for (adapt, failover, meets) in cases {
+        let (mut world, ranks) = two_ready_hosts_of(adapt);
+        let expected = (failover, Some(point.clone()).filter(|_| meets));
+        for &rank in &ranks {
+            let found = match &world.heard(rank)[..] {
+                [FromController::Plan(plan)] => (plan.failover, plan.meeting.clone()),
+                [FromController::SharedMemory(plan)] => (plan.failover, plan.meeting.clone()),
+                other => panic!("{other:?}"),
+            };
+            assert_eq!(found, expected);
+        }
+    }
 }
 
 #[test]
