@@ -199,11 +199,10 @@ impl Watched for BesideWire {
     }
 
     fn fail(&self, error: CollectiveError) {
-        match is_loss(&error) {
-            true => {
-                tracing::debug!(%error, "the rank of this host that is connected to switches goes on")
-            }
-            false => self.0.fail(error),
+        if is_loss(&error) {
+            tracing::debug!(%error, "the rank of this host that is connected to switches goes on");
+        } else {
+            self.0.fail(error);
         }
     }
 

@@ -181,7 +181,8 @@ fn all_ranks_of_several_hosts_hear_whether_they_go_on_when_a_switch_is_lost_and_
         }
         _ => able(hello),
     };
-    let cases: [(&dyn Fn(Hello) -> Hello, Failover, bool); 3] = [
+    type Adapt<'a> = &'a dyn Fn(Hello) -> Hello;
+    let cases: [(Adapt<'_>, Failover, bool); 3] = [
         (&able, Failover::On, true),
         (&unwilling, Failover::Off, false),
         (&exact, Failover::Reproducible, false),
