@@ -661,9 +661,10 @@ impl<const BYTES: usize> ControlBlock<BYTES> {
         self.region.as_ref().map_or((0, 0), |region| (region.key(), region.address()))
     }
 
-    /// Copies what it holds from an offset on to a caller's memory, as far as that goes.
-    pub(crate) fn copy_to(&self, offset: usize, destination: Span) {
-        let length = destination.length.min(BYTES.saturating_sub(offset));
+    /// Copies what it holds from an offset on to a part of a caller's memory, as far as that goes.
+    pub(crate) fn copy_to(&self, offset: usize, destination: Span, at: usize, length: usize) {
+        let there = destination.length.saturating_sub(at);
+        let length = length.min(there).min(BYTES.saturating_sub(offset));
         if length == 0 {
             return;
         }
@@ -671,7 +672,8 @@ impl<const BYTES: usize> ControlBlock<BYTES> {
         // written; the allocation was never given away, so they are others.
         unsafe {
             let start = self.bytes.as_ptr().cast::<u8>().add(offset);
-            std::ptr::copy_nonoverlapping(start, destination.address.as_ptr(), length);
+            let to = destination.address.as_ptr().add(at);
+            std::ptr::copy_nonoverlapping(start, to, length);
         }
     }
 

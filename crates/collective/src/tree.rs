@@ -213,12 +213,16 @@ impl Tree {
     /// Carries out what the worker wants.
     pub(crate) fn carry_out(&mut self, pair: &QueuePair) {
         while let Some(command) = self.worker.poll_command() {
-            let destination = self.running.map_or(Span::EMPTY, |running| running.destination);
             match command {
                 Command::Store(bytes) => self.control.store(0, &bytes),
                 // When it began.
                 Command::Load(_) => {}
-                Command::Deliver { offset, .. } => self.control.copy_to(offset, destination),
+                Command::Deliver { offset, to } => {
+                    if let Some(Running { call, destination, .. }) = &self.running {
+                        let at = to.address.wrapping_sub(call.destination_address) as usize;
+                        self.control.copy_to(offset, *destination, at, to.length as usize);
+                    }
+                }
                 Command::Receive(request) => self.receives.push(request),
                 Command::Send(request) => {
                     self.keep(&request);

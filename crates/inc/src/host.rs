@@ -95,11 +95,12 @@ pub enum Command {
     Store([u8; DESCRIPTOR_BYTES]),
     /// Copy these bytes of the source behind them.
     Load(Piece),
-    /// Copy the result from the control region to the destination, before the next collective is started.
+    /// Copy the result, or a part of it, from the control region to the destination, before the next collective is started.
+    /// Parts of it come one right after the other, and count as one when it fails.
     Deliver {
         /// Where in the control region it is.
         offset: usize,
-        /// The destination. Its key is that of the call.
+        /// Where it goes in the destination. Its key is that of the call.
         to: Piece,
     },
     /// Post this receive.
@@ -134,6 +135,17 @@ struct Running {
     result_at: Option<usize>,
 }
 
+/// What is left to deliver of a result that came with the answer.
+#[derive(Clone, Copy, Debug)]
+struct Delivery {
+    call: CollectiveCall,
+    layout: Layout,
+    /// Where it is in the control region.
+    at: usize,
+    /// Which of the ranges of this host's ranks is next.
+    range: usize,
+}
+
 /// One rank of a communicator, or those of a host.
 #[derive(Debug)]
 pub struct HostWorker {
@@ -160,6 +172,7 @@ pub struct HostWorker {
     probe: bool,
     /// The switch is to be told that this rank waits no longer.
     overdue: bool,
+    delivery: Option<Delivery>,
     outcome: Option<Result<Completed, CollectiveError>>,
     failed: Option<CollectiveError>,
     /// What was under way when it failed.
@@ -223,6 +236,7 @@ impl HostWorker {
             sends: 0,
             probe: false,
             overdue: false,
+            delivery: None,
             outcome: None,
             failed: None,
             halted: None,
@@ -268,6 +282,25 @@ impl HostWorker {
             Some(ranks) => layout.small_target_of(ranks),
         };
         range.len()
+    }
+
+    /// Delivers what came with the answer. A host with several ranks that gets parts gets those of its own: where its
+    /// source is the same memory, others may need the rest of that when switches are lost.
+    fn deliver(&mut self, delivery: Delivery) -> Command {
+        let Delivery { call, layout, at, range } = delivery;
+        let ranges = self.ranks.as_ref().map_or(&[][..], Ranks::ranges);
+        let own = match ranges.get(range) {
+            Some(ranks) if call.collective == Collective::ReduceScatter => {
+                let next = range + 1;
+                self.delivery =
+                    (next < ranges.len()).then_some(Delivery { range: next, ..delivery });
+                layout.small_part(ranks.clone())
+            }
+            _ => 0..self.small_target(&layout),
+        };
+        let address = call.destination_address + own.start as u64;
+        let to = Piece { key: call.destination_key, address, length: own.len() as u32 };
+        Command::Deliver { offset: at + own.start, to }
     }
 
     /// What it was made with.
@@ -396,6 +429,9 @@ impl HostWorker {
 
     /// The next thing to do, or nothing until a completion or a start.
     pub fn poll_command(&mut self) -> Option<Command> {
+        if let Some(delivery) = self.delivery.take() {
+            return Some(self.deliver(delivery));
+        }
         if self.failed.is_some() {
             return None;
         }
@@ -421,9 +457,7 @@ impl HostWorker {
             self.running = Some(Running { result_at: None, ..running });
             self.finish();
             let Running { call, layout, .. } = running;
-            let (key, address) = (call.destination_key, call.destination_address);
-            let length = self.small_target(&layout) as u32;
-            return Some(Command::Deliver { offset, to: Piece { key, address, length } });
+            return Some(self.deliver(Delivery { call, layout, at: offset, range: 0 }));
         }
         if self.sends >= self.required_send_requests() {
             return None;

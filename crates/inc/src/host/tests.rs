@@ -512,6 +512,35 @@ fn only_segments_are_told_by_the_ids_of_sends() {
 }
 
 #[test]
+fn a_host_with_several_ranks_gets_their_parts_of_what_comes_with_the_answer() {
+    let call = CollectiveCall { collective: Collective::ReduceScatter, count: 3, ..CALL };
+    let world = 5;
+    for (ranks, parts) in [
+        (&[1, 2, 4][..], &[(12, 24), (48, 12)][..]),
+        (&[0, 1, 2, 3, 4], &[(0, 60)]),
+        (&[0, 4], &[(0, 12), (48, 12)]),
+    ] {
+        let config = HostConfig { rank: ranks[0], world, ..CONFIG };
+        let mut worker = HostWorker::of_ranks(config, ranks.iter().copied().collect()).unwrap();
+        worker.start(&call).unwrap();
+        while next(&mut worker).is_some() {}
+        sent(&mut worker, DESCRIPTOR_ID);
+        answered(&mut worker, Answer::agreed(0), 60);
+        for (number, &(start, length)) in parts.iter().enumerate() {
+            let to = Piece { key: 2, address: 0x2000 + start as u64, length };
+            let offset = message_offset(0) + start;
+            assert_eq!(next(&mut worker), Some(Command::Deliver { offset, to }), "{ranks:?}");
+            // What has begun to be delivered is delivered.
+            if number == 0 {
+                worker.fail(CollectiveError::Transport(CompletionStatus::Flushed));
+            }
+        }
+        assert_eq!(next(&mut worker), None);
+        assert_eq!(worker.poll_outcome(), Some(Ok(Completed { sequence: 0, bytes: 60 })));
+    }
+}
+
+#[test]
 fn a_worker_for_one_rank_is_that_of_the_rank() {
     let of = |ranks: &[u32]| HostWorker::of_ranks(CONFIG, ranks.iter().copied().collect()).unwrap();
     assert_eq!((of(&[]).ranks, of(&[1]).ranks), (None, None));

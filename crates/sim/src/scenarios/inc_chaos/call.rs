@@ -126,7 +126,7 @@ impl Shape {
         }
     }
 
-    const fn part_bytes(&self) -> usize {
+    pub(super) const fn part_bytes(&self) -> usize {
         self.count as usize * self.data_type.size() as usize
     }
 
@@ -185,8 +185,7 @@ impl Shape {
             let mut expected = arena.bytes.clone();
             let target = &mut expected[arena.destination.clone()];
             let result = &whole[own..own + length];
-            // A vector that comes with the answer comes whole.
-            let all = !scatter || !several || self.is_small(sizes);
+            let all = !scatter || !several;
             let gets =
                 |range: &Range<usize>| all || ranks.contains(&((range.start / part.max(1)) as u32));
             for range in self.on_tree(length).filter(gets) {
