@@ -15,6 +15,7 @@ use crate::control::Sender;
 use crate::failover::{self, FailoverReport, Host};
 use crate::hosted::HostedSwitch;
 use crate::join::{self, JoinConfig, Joined, Waiting};
+use crate::local::Forming;
 use crate::memory::{Borrowed, Buffer, Domains, Operands, Pending, Span};
 use crate::path::{Route, Way};
 use crate::raw::RawCall;
@@ -440,7 +441,7 @@ fn way(config: &JoinConfig, mut joined: Joined) -> Result<(Way, Option<Watcher>)
         (Failover::Off, Some(forming)) => {
             let way = Way::SharedMemory(Arc::clone(&forming.local));
             let wire = forming.local.wire().cloned();
-            formed(&way, &joined.sender, forming.form(wire, &joined.domains))?;
+            form(&way, &joined.sender, &forming, wire, &joined.domains)?;
             Ok((way, Some(joined.watcher)))
         }
         (Failover::Reproducible | Failover::On, None) => {
@@ -452,19 +453,24 @@ fn way(config: &JoinConfig, mut joined: Joined) -> Result<(Way, Option<Watcher>)
             let host = Host::start(config, joined, &forming.local).map_err(JoinError::Thread)?;
             let way = Way::Host(Arc::new(host));
             let wire = forming.local.wire().cloned();
-            formed(&way, &sender, forming.form(wire, &domains))?;
+            form(&way, &sender, &forming, wire, &domains)?;
             Ok((way, None))
         }
     }
 }
 
-/// The ranks of the host share memory, or this one gives up.
-fn formed(way: &Way, sender: &Sender, formed: Result<(), JoinError>) -> Result<(), JoinError> {
-    if let Err(error) = &formed {
+/// Has the ranks of the host share memory, or gives up.
+fn form(
+    way: &Way,
+    sender: &Sender,
+    forming: &Forming,
+    wire: Option<Way>,
+    domains: &Domains,
+) -> Result<(), JoinError> {
+    forming.form(wire, domains, |error| {
         give_up(way, sender, error.to_string());
         way.disconnect();
-    }
-    formed
+    })
 }
 
 /// A call as the switch must know it.

@@ -116,6 +116,18 @@ impl Way {
         }
     }
 
+    /// As above, on switches. `None` when others are still looked for after so long.
+    pub(crate) fn start_within(
+        &self,
+        work: &Work,
+        patience: Duration,
+    ) -> Option<Result<u64, CollectiveError>> {
+        match self {
+            Self::Failover(failover) => failover.begin_within(work, patience),
+            _ => Some(self.start(work, false)),
+        }
+    }
+
     /// Waits for a collective that was started, for at most so long. Once it is over, its memory is its owner's again.
     pub(crate) fn wait(
         &self,

@@ -341,18 +341,24 @@ fn what_one_rank_has_not_called_yet_is_done_on_the_new_trees() {
 
 #[test]
 fn in_place_without_copies_it_ends_and_says_so() {
-    let (errors, calls) = errors_of(|config| JoinConfig { keep_overwritten: false, ..config });
-    assert!(calls > 0);
-    for error in errors {
-        let text = error.to_string();
-        assert!(matches!(error, CollectiveError::SwitchLost { .. }), "{text}");
-        assert!(text.contains("in place and keeps no copy of what results overwrite"), "{text}");
+    let alone = |config| JoinConfig { keep_overwritten: false, ..config };
+    let shared = |config: JoinConfig| JoinConfig {
+        path: Path::Auto,
+        host_label: format!("host {}", config.rank.div_ceil(2)),
+        ..alone(config)
+    };
+    for errors in [errors_of(2, alone), errors_of(4, shared)] {
+        for error in errors {
+            let text = error.to_string();
+            assert!(matches!(error, CollectiveError::SwitchLost { .. }), "{text}");
+            assert!(text.contains("keeps no copy of what results overwrite"), "{text}");
+        }
     }
 }
 
 #[test]
 fn reproducible_results_end_it_and_the_error_says_so() {
-    let (errors, _) = errors_of(|config| {
+    let errors = errors_of(2, |config| {
         let reproducible = config.rank == 1;
         JoinConfig { reproducible, ..config }
     });
@@ -363,33 +369,52 @@ fn reproducible_results_end_it_and_the_error_says_so() {
     }
 }
 
-/// The errors of two ranks that reduce in place when their switch dies.
-fn errors_of(change: impl Fn(JoinConfig) -> JoinConfig) -> (Vec<CollectiveError>, u64) {
-    let mut cluster = cluster(1);
-    let configs = (0..2).map(|rank| change(cluster.config("refused", 2, rank))).collect();
-    let mut ranks: Vec<Communicator> = join_all(configs).into_iter().map(Result::unwrap).collect();
-    let progress = AtomicU64::new(0);
-    let errors = thread::scope(|scope| {
-        let (progress, ranks) = (&progress, &mut ranks);
-        let errors = scope.spawn(move || {
-            each(ranks, |communicator| {
-                loop {
-                    let mut vector = vec![1_u32; LONG];
-                    match communicator.all_reduce_in_place(&mut vector, Sum) {
-                        Ok(()) => progress.fetch_add(1, Ordering::Relaxed),
-                        Err(error) => break error,
-                    };
-                }
-            })
+/// So often it is tried to have a switch die amid a long call.
+const MOMENTS: usize = 20;
+
+/// The errors of ranks that reduce in place when their switch dies. They go on if it does between long calls: then another
+/// moment is tried.
+fn errors_of(world: u32, change: impl Fn(JoinConfig) -> JoinConfig) -> Vec<CollectiveError> {
+    let mut attempts = (0..MOMENTS).map(|_| {
+        let mut cluster = cluster(1);
+        let mut ranks =
+            joined((0..world).map(|rank| change(cluster.config("refused", world, rank))));
+        let progress = AtomicU64::new(0);
+        let errors = thread::scope(|scope| {
+            let (progress, ranks) = (&progress, &mut ranks);
+            let errors = scope.spawn(move || each(ranks, |it| error_of(it, progress)));
+            reached(progress, 2 * u64::from(world));
+            cluster.switches.clear();
+            errors.join().unwrap()
         });
-        reached(progress, 2);
-        cluster.switches.clear();
-        errors.join().unwrap()
+        for (rank, error) in ranks.iter().zip(&errors) {
+            assert_eq!(rank.failure(), *error);
+        }
+        eprintln!(
+            "world {world}: calls {} {errors:?} {:?}",
+            progress.load(Ordering::Relaxed),
+            ranks[0].failovers()
+        );
+        errors.into_iter().collect::<Option<Vec<_>>>()
     });
-    for (rank, error) in ranks.iter().zip(&errors) {
-        assert_eq!(rank.failure().as_ref(), Some(error));
+    attempts.find_map(|errors| errors).expect("the switch never dies amid a long call")
+}
+
+/// The error with which calls end; none if they go on, on all ranks.
+fn error_of(communicator: &mut Communicator, progress: &AtomicU64) -> Option<CollectiveError> {
+    let mut vector = vec![1_u32; 4 * LONG];
+    loop {
+        let long = (0..8).try_for_each(|_| {
+            communicator.all_reduce_in_place(&mut vector, Sum)?;
+            progress.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        });
+        let mut gone_on = [u32::from(!communicator.failovers().is_empty())];
+        let short = long.and_then(|()| communicator.all_reduce_in_place(&mut gone_on, Min));
+        if short.is_err() || gone_on == [1] {
+            return short.err();
+        }
     }
-    (errors, progress.load(Ordering::Relaxed))
 }
 
 /// Does all-reduces on all ranks until they have gone on, while `lose` takes something away in mid-call.

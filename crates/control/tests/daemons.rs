@@ -95,7 +95,7 @@ fn a_peer_that_talks_nonsense_is_told_so_and_nobody_else_notices() {
     let newer = [&(newer.len() as u32).to_be_bytes()[..], newer].concat();
     for (bytes, text) in [
         (browser, "\"GET \" in place of the length of a frame: the peer does not speak"),
-        (newer, "the peer speaks version 10 of the protocol, and this is version 9"),
+        (newer, "the peer speaks version 11 of the protocol, and this is version 10"),
     ] {
         let mut peer = Peer::new(TcpStream::connect(controller).unwrap());
         peer.stream.write_all(&bytes).unwrap();

@@ -94,8 +94,8 @@ pub enum FailoverError {
     },
     /// The source of a call is gone.
     #[error(
-        "rank {rank} has called collective {sequence} in place and keeps no copy of what results overwrite, as its \
-         settings say"
+        "rank {rank} keeps no copy of what results overwrite, as its settings say, and has called collective {sequence} in \
+         place, or for all ranks of its host"
     )]
     Overwritten {
         /// Which.

@@ -1,18 +1,17 @@
 //! A rank of a host another rank of which is on the wire: when that looks for other trees, this one joins with it.
 
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use millstream_inc::protocol::GroupIdentity;
 use millstream_net::ends_between_forks;
 
-use super::FailoverReport;
 use super::meeting::{Meeting, Rejoining};
 use super::recovery::name;
 use super::state::is_loss;
-use crate::CollectiveError;
+use super::{FailoverReport, longest_search};
 use crate::control::Sender;
 use crate::coordinator::Rendezvous;
 use crate::join::{JoinConfig, Joined};
@@ -20,6 +19,10 @@ use crate::joining::Cancellation;
 use crate::local::{LocalEngine, Recovery};
 use crate::memory::Domains;
 use crate::watcher::{Watched, Watcher};
+use crate::{CollectiveError, LONGEST};
+
+/// How often who waits for a report looks whether there will be one.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// The rank.
 pub(super) struct Beside {
@@ -27,6 +30,8 @@ pub(super) struct Beside {
     domains: Domains,
     local: Arc<LocalEngine>,
     state: Mutex<State>,
+    /// There is a further report.
+    changed: Condvar,
 }
 
 struct State {
@@ -61,7 +66,8 @@ impl Beside {
             is_closed: false,
         };
         let (config, local, state) = (config.clone(), Arc::clone(local), Mutex::new(state));
-        let beside = Arc::new(Self { config, domains, local, state });
+        let changed = Condvar::new();
+        let beside = Arc::new(Self { config, domains, local, state, changed });
         let watch = Arc::clone(&beside);
         thread::Builder::new()
             .name("failover".to_owned())
@@ -93,6 +99,7 @@ impl Beside {
             // It is connected to none.
             let switches = Vec::new();
             self.lock().reports.push(FailoverReport { reason, switches, fallback, took });
+            self.changed.notify_all();
         }
     }
 
@@ -106,6 +113,12 @@ impl Beside {
                 Some(found) if found != at => return true,
                 // The ranks of this host do not share memory yet, or nothing has changed.
                 _ => self.local.sleep_while(at),
+            }
+            // Where nobody calls, nobody else looks.
+            if at.is_under_way
+                && let Some(error) = self.local.lost_wire()
+            {
+                self.local.cut_off(error);
             }
         }
     }
@@ -161,9 +174,11 @@ impl Beside {
 
     /// Waits until its host does not look for other trees.
     pub(super) fn settle(&self) {
+        let end = Instant::now() + longest_search(self.config.call_timeout.min(LONGEST));
         while let Some(at) = self.local.recovery()
             && (at.is_under_way || self.lock().generation != at.generation)
             && self.is_over().is_none()
+            && Instant::now() < end
         {
             self.local.sleep_while(at);
         }
@@ -174,8 +189,18 @@ impl Beside {
         Arc::clone(&self.lock().sender)
     }
 
+    /// How it has gone on. Of what is over its own thread may be about to say that.
     pub(super) fn reports(&self) -> Vec<FailoverReport> {
-        self.lock().reports.clone()
+        let told = |state: &State| match self.local.recovery() {
+            Some(at) if !at.is_under_way => state.reports.len() >= at.generation as usize,
+            _ => true,
+        };
+        let mut state = self.lock();
+        while !told(&state) && !state.is_closed && self.local.failure().is_none() {
+            let waited = self.changed.wait_timeout(state, LOOK);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        state.reports.clone()
     }
 
     /// Ends its connection, and its thread soon.
@@ -199,7 +224,8 @@ impl Watched for BesideWire {
     }
 
     fn fail(&self, error: CollectiveError) {
-        if is_loss(&error) {
+        // Before that the one on the wire has no way to say it.
+        if is_loss(&error) && self.0.recovery().is_some() {
             tracing::debug!(%error, "the rank of this host that is connected to switches goes on");
         } else {
             self.0.fail(error);

@@ -40,11 +40,18 @@ use crate::{CollectiveError, LONGEST};
 pub(crate) use beside::BesideWire;
 pub(crate) use host::{Host, OnWire};
 
+use meeting::PATIENCE;
 use retained::Retained;
 use state::{Call, Entry, Line, Phase, State, is_loss};
 
 /// So many calls are remembered, from the first on whose end was not told: nobody has waited for it.
 const MAX_CALLS: usize = 1 << 16;
+
+/// How long who is on the wire for others of its host may look for other trees, where a call may take so long: until the
+/// ranks have met, and made up for what was lost.
+pub(crate) fn longest_search(call_limit: Duration) -> Duration {
+    PATIENCE * 2 + call_limit.max(PATIENCE)
+}
 
 /// A communicator has gone on over other trees.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -142,13 +149,30 @@ impl Failover {
     /// Starts a call; returns its number. While other trees are looked for, waits.
     pub(crate) fn begin(&self, work: &Work) -> Result<u64, CollectiveError> {
         loop {
+            if let Some(begun) = self.begin_within(work, LONGEST) {
+                return begun;
+            }
+        }
+    }
+
+    /// As above; `None` when it still waits after so long.
+    pub(crate) fn begin_within(
+        &self,
+        work: &Work,
+        patience: Duration,
+    ) -> Option<Result<u64, CollectiveError>> {
+        let end = Instant::now().checked_add(patience);
+        loop {
             let state = self.lock();
-            let mut state = self.wait_while(state, None, |state| state.is_recovering());
+            let mut state = self.wait_while(state, end, |state| state.is_recovering());
+            if state.is_recovering() {
+                return None;
+            }
             if let Phase::Over(error) = &state.phase {
-                return Err(error.clone());
+                return Some(Err(error.clone()));
             }
             if state.calls.len() >= MAX_CALLS {
-                return Err(CollectiveError::TooMany { limit: MAX_CALLS });
+                return Some(Err(CollectiveError::TooMany { limit: MAX_CALLS }));
             }
             let (engine, generation) = (Arc::clone(&state.line.engine), state.line.generation);
             // The recovery does not begin before this has ended.
@@ -164,14 +188,17 @@ impl Failover {
                 Ok(call) => {
                     let number = state.line.call_of(call.sequence);
                     state.started(number, call);
-                    return Ok(number);
+                    return Some(Ok(number));
                 }
                 // One that the engine has not failed of brings no news: after a rank has left, a tree may be lost that no
                 // call needs.
                 Err(error) if is_loss(&error) && engine.failure().is_some() => {
-                    drop(self.await_news(state, generation, None));
+                    drop(self.await_news(state, generation, end));
+                    if end.is_some_and(|end| Instant::now() >= end) {
+                        return None;
+                    }
                 }
-                Err(error) => return Err(error),
+                Err(error) => return Some(Err(error)),
             }
         }
     }
@@ -410,8 +437,13 @@ impl Failover {
 
     /// Ends its connections, and its threads soon: one that is joining does when that succeeds or fails.
     pub(crate) fn close(&self) {
-        self.end_unless_serving();
-        let mut state = self.lock();
+        let mut state = loop {
+            let state = self.lock();
+            if !state.is_recovering() {
+                break state;
+            }
+            self.end(state, CollectiveError::Closed);
+        };
         let (engine, watcher) = (Arc::clone(&state.line.engine), state.line.watcher.take());
         let (coordinator, retired) = (state.line.coordinator.take(), mem::take(&mut state.retired));
         let regions: Vec<_> = state.calls.iter_mut().filter_map(regions_of).collect();
@@ -423,13 +455,6 @@ impl Failover {
         engine.abandon();
         engine.disconnect();
         drop((regions, watcher, coordinator, retired));
-    }
-
-    fn end_unless_serving(&self) {
-        let state = self.lock();
-        if state.is_recovering() {
-            self.end(state, CollectiveError::Closed);
-        }
     }
 }
 

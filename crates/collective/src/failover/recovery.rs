@@ -96,6 +96,9 @@ impl Failover {
                 return Err(not_resumed(&error, reason));
             }
         }
+        if let Some(error) = local.as_ref().and_then(|local| local.failure()) {
+            return Err(error);
+        }
         if local.as_ref().is_some_and(|local| local.recovery().is_none()) {
             return Err(not_resumed(&error, "the ranks of a host did not share memory yet"));
         }
@@ -129,7 +132,7 @@ impl Failover {
         let loss = Loss { since, error, report, lost };
         let is_over = || match &self.lock().phase {
             Phase::Over(error) => Some(error.clone()),
-            _ => None,
+            _ => local.as_ref().and_then(|local| local.failure()),
         };
         let rejoining = Rejoining {
             config: &self.config,
@@ -146,7 +149,15 @@ impl Failover {
         let mut joined = Some(joined);
         let outcome = self.go_on(&loss, &mut joined, &mut coordinator, &successor);
         if let (Err(error), Some(joined)) = (&outcome, &joined) {
-            abandon(&successor, joined, error);
+            if let Some(local) = &local {
+                // Before others have left, which is not why.
+                local.cut_off(error.clone());
+            }
+            let collectives = match &local {
+                Some(local) => local.progress().0,
+                None => successor.progress().0,
+            };
+            abandon(&successor, joined, error, collectives);
         }
         outcome
     }
@@ -207,11 +218,12 @@ impl Failover {
         tracing::warn!(group = self.config.group, ?took, "gone on over other trees");
         state.reports.push(FailoverReport { reason, switches, fallback, took });
         state.phase = Phase::Serving;
-        drop(state);
-        self.changed.notify_all();
         if let Some(local) = self.local() {
+            // Before the next call, whose time begins after that.
             local.end_recovery(generation, took);
         }
+        drop(state);
+        self.changed.notify_all();
         // Its thread may be waiting for the controller.
         drop(old.watcher);
         Ok(())
@@ -247,10 +259,9 @@ impl Failover {
 }
 
 /// The ranks do not go on over trees that are there.
-fn abandon(successor: &Engine, joined: &Joined, error: &CollectiveError) {
+fn abandon(successor: &Engine, joined: &Joined, error: &CollectiveError, collectives: u64) {
     if is_loss(error) && successor.failure().is_none() {
         // All have decided so, from the same reports, which some may still need a switch of this process for.
-        let collectives = successor.progress().0;
         joined.sender.say_last(ToController::Leave { collectives });
         successor.wait_closed(LINGER);
         if let Some(switch) = &joined.hosted {

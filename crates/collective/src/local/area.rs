@@ -197,10 +197,8 @@ impl Area {
         let rank = processes.ended(|rank| self.lacks(rank as u32, barrier))?;
         let pid = processes.pid(rank).unwrap_or_default();
         // It may have arrived before it ended, and after this was looked at.
-        self.lacks(rank as u32, barrier).then(|| Failure::PeerLost {
-            rank: self.members.rank(rank as u32),
-            detail: format!("process {pid} of this machine has ended"),
-        })
+        self.lacks(rank as u32, barrier)
+            .then(|| Failure::ended(self.members.rank(rank as u32), pid))
     }
 }
 

@@ -36,6 +36,7 @@ pub(crate) struct LocalEngine {
     /// Of who is connected to switches for all of them, once that is so.
     wire: OnceLock<Way>,
     area: OnceLock<Arc<Area>>,
+    processes: OnceLock<Arc<MemberProcesses>>,
     state: Mutex<State>,
     changed: Condvar,
     /// The collective under way must end. Set with the state locked.
@@ -87,6 +88,7 @@ impl LocalEngine {
             members,
             wire: OnceLock::new(),
             area: OnceLock::new(),
+            processes: OnceLock::new(),
             state: Mutex::new(state),
             changed: Condvar::new(),
             stop: AtomicBool::new(false),
@@ -102,8 +104,10 @@ impl LocalEngine {
         wire: Option<Wire>,
     ) {
         let (area, processes) = (Arc::new(area), Arc::new(processes));
-        let runner = Runner::new(Arc::clone(&area), processes, self.place, barriers, wire);
+        let runner =
+            Runner::new(Arc::clone(&area), Arc::clone(&processes), self.place, barriers, wire);
         // It meets once.
+        let _ = self.processes.set(processes);
         let _ = self.area.set(area);
         let mut state = self.lock();
         state.runner = Some(Box::new(runner));
@@ -318,18 +322,23 @@ impl LocalEngine {
         drop(self.cut_wire(state, error));
     }
 
-    /// The host has no way to the others any more, for this reason, which its ranks hear.
+    /// The host has no way to the others any more, for this reason, which its ranks hear. What is on the wire ends by itself:
+    /// who says this may be what that waits for.
     pub(crate) fn cut_off(&self, error: CollectiveError) {
         let mut state = self.lock();
         // Who calls no more has left, and nothing is wrong with that.
-        if state.over || self.failure_of(&mut state).is_some() {
+        if state.over {
             return;
         }
-        drop(state);
-        if let Some(area) = self.area.get() {
-            area.fail(&Failure::of_wire(&error, self.members.rank(self.place)));
+        let failure = Failure::of_wire(&error, self.members.rank(self.place));
+        // This rank knows more than what it says to the others.
+        if self.failure_of(&mut state).is_none() {
+            state.failure = Some(error);
         }
-        self.fail(error);
+        if let Some(area) = self.area.get() {
+            area.fail(&failure);
+        }
+        self.end(&mut state);
     }
 
     /// Who is on the wire looks for the trees of this generation, because of this.
@@ -350,6 +359,13 @@ impl LocalEngine {
     /// Which trees the host is on, or looks for.
     pub(crate) fn recovery(&self) -> Option<Recovery> {
         Some(self.area.get()?.recovery())
+    }
+
+    /// What is wrong with the rank that is on the wire, if its process has ended.
+    pub(crate) fn lost_wire(&self) -> Option<CollectiveError> {
+        let processes = self.processes.get()?;
+        processes.ended(|place| place == 0)?;
+        Some(Failure::ended(self.members.rank(0), processes.pid(0).unwrap_or_default()).into())
     }
 
     /// Why it has looked for other trees last.

@@ -35,6 +35,11 @@ pub(super) enum Failure {
 }
 
 impl Failure {
+    /// The process of a rank has ended.
+    pub(super) fn ended(rank: u32, pid: i32) -> Self {
+        Self::PeerLost { rank, detail: format!("process {pid} of this machine has ended") }
+    }
+
     /// What a rank says that is connected to switches for all of its host.
     pub(super) fn of_wire(error: &CollectiveError, rank: u32) -> Self {
         match error.clone() {

@@ -57,11 +57,23 @@ pub(crate) struct Forming {
 }
 
 impl Forming {
-    /// Meets the other ranks. The first one has the connection to switches, where there are other hosts.
-    pub(crate) fn form(&self, wire: Option<Way>, domains: &Domains) -> Result<(), JoinError> {
+    /// Meets the other ranks. The first one has the connection to switches, where there are other hosts. What has `failed` is
+    /// told while that is there.
+    pub(crate) fn form(
+        &self,
+        way: Option<Way>,
+        domains: &Domains,
+        failed: impl FnOnce(&JoinError),
+    ) -> Result<(), JoinError> {
         let Self { local, meeting, socket, deadline } = self;
-        let wire = wire.map(|way| Wire::new(way, domains, local.members().ranks())).transpose()?;
-        form(local, meeting, socket, *deadline, wire)
+        let ranks = local.members().ranks();
+        let mut wire = None;
+        let made = way.map(|way| Wire::new(way, domains, ranks)).transpose();
+        let formed = made.map_err(JoinError::from).and_then(|made| {
+            wire = made;
+            form(local, meeting, socket, *deadline, &mut wire)
+        });
+        formed.inspect_err(failed)
     }
 }
 
@@ -71,7 +83,7 @@ fn form(
     meeting: &Meeting,
     socket: &str,
     deadline: Instant,
-    wire: Option<Wire>,
+    wire: &mut Option<Wire>,
 ) -> Result<(), JoinError> {
     let (rank, members) = engine.place();
     let world = members.count();
@@ -127,6 +139,6 @@ fn form(
         let rank = members.rank(rank as u32);
         JoinError::SharedMemory { what, source: io::Error::other(format!("rank {rank}: {error}")) }
     })?;
-    engine.begin(area, processes, 1, wire);
+    engine.begin(area, processes, 1, wire.take());
     Ok(())
 }

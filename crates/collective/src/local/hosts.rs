@@ -33,7 +33,7 @@ use super::failure::Failure;
 use super::layout::HOST_SLOT_BYTES;
 use super::run::{Runner, SMALL_IN_ALL, Stop, Task};
 use super::wait::NAP;
-use super::wire::Extent;
+use super::wire::{Extent, Wire};
 use crate::CollectiveError;
 
 /// So much later than a rank's own time is over, switches are asked whom they wait for: they know hosts only, and the ranks
@@ -169,24 +169,31 @@ impl Runner {
 
     /// Who is on the wire has the hosts agree on the call; gives the number of that.
     fn agree_with_hosts(&self, task: &Task<'_>) -> Result<Option<u64>, Stop> {
-        let Some(wire) = &self.wire else { return Ok(None) };
-        let started = wire.agree(task.work, self.limit(task));
-        started.map(Some).map_err(|error| self.wire_failed(task, error))
+        self.on_wire(task, |wire| wire.agree(task.work, self.limit(task), NAP))
     }
 
     /// Who is on the wire sends a chunk; gives the number of that.
     fn send(&self, task: &Task<'_>, chunk: &Chunk) -> Result<Option<u64>, Stop> {
-        let Some(wire) = &self.wire else { return Ok(None) };
-        let started = wire.start(task.work, chunk.number, chunk.extent, self.limit(task));
-        started.map(Some).map_err(|error| self.wire_failed(task, error))
+        let &Chunk { number, extent, .. } = chunk;
+        self.on_wire(task, |wire| wire.start(task.work, number, extent, self.limit(task), NAP))
     }
 
-    /// Waits for the end of what was sent, and looks now and then whether there is still something to wait for.
+    /// Waits for the end of what was sent.
     fn await_wire(&self, task: &Task<'_>, number: u64) -> Result<(), Stop> {
-        let Some(wire) = &self.wire else { return Ok(()) };
+        self.on_wire(task, |wire| wire.wait(number, NAP)).map(|_| ())
+    }
+
+    /// Who is on the wire does this until there is an outcome, and looks now and then whether there is still something to
+    /// wait for.
+    fn on_wire<T>(
+        &self,
+        task: &Task<'_>,
+        attempt: impl Fn(&Wire) -> Option<Result<T, CollectiveError>>,
+    ) -> Result<Option<T>, Stop> {
+        let Some(wire) = &self.wire else { return Ok(None) };
         loop {
-            match wire.wait(number, NAP) {
-                Some(Ok(())) => return Ok(()),
+            match attempt(wire) {
+                Some(Ok(outcome)) => return Ok(Some(outcome)),
                 Some(Err(error)) => return Err(self.wire_failed(task, error)),
                 None => {}
             }

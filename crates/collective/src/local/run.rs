@@ -32,6 +32,7 @@ use super::reduce::Blocks;
 use super::wait::{self, NAP, Spinning};
 use super::wire::Wire;
 use crate::CollectiveError;
+use crate::failover::longest_search;
 use crate::tree::Work;
 
 /// So many bytes of all ranks together are reduced by each rank for itself. More are cheaper in slices.
@@ -67,6 +68,8 @@ pub(super) struct Runner {
     pub(super) wire: Option<Wire>,
     /// When it was looked last whether the others live.
     looked: Instant,
+    /// Since when other trees are looked for, as this rank has seen.
+    searching: Option<Instant>,
 }
 
 /// A collective, and when it must be over.
@@ -95,7 +98,20 @@ impl Runner {
         let ranks = NonZeroU32::new(area.world).unwrap_or(NonZeroU32::MIN);
         let blocks = Blocks::new(area.members.has_others());
         let (spinning, chunks, looked) = (Spinning::of(area.world), 0, Instant::now());
-        Self { area, processes, rank, ranks, spinning, barriers, chunks, blocks, wire, looked }
+        let searching = None;
+        Self {
+            area,
+            processes,
+            rank,
+            ranks,
+            spinning,
+            barriers,
+            chunks,
+            blocks,
+            wire,
+            looked,
+            searching,
+        }
     }
 
     /// Does the collective of this number.
@@ -158,8 +174,7 @@ impl Runner {
         if let Some(failure) = self.area.lost(&self.processes, barrier, due) {
             return Err(self.fail(failure));
         }
-        // Who is on the wire joins for other trees, and the others with it.
-        if self.area.recovery().is_under_way {
+        if self.is_searching(task, now) {
             return Ok(NAP);
         }
         let deadline = self.deadline(task);
@@ -174,6 +189,16 @@ impl Runner {
             return Err(self.fail(Overdue::of(task.descriptor.sequence, late).into()));
         }
         Ok(deadline.saturating_duration_since(now))
+    }
+
+    /// Whether who is on the wire joins for other trees, and is not late with that.
+    fn is_searching(&mut self, task: &Task<'_>, now: Instant) -> bool {
+        if !self.area.recovery().is_under_way {
+            self.searching = None;
+            return false;
+        }
+        let since = *self.searching.get_or_insert(now);
+        now.saturating_duration_since(since) < longest_search(task.work.limit)
     }
 
     /// When a collective must be over. The time in which other trees are looked for does not count.

@@ -24,8 +24,7 @@ pub(crate) struct Wire {
     /// Nothing is under way any more when the memory goes: [`Way::disconnect`].
     way: Way,
     scratch: Scratch,
-    /// Where others send whole vectors, a host with one rank sends its part alone, and gets its part alone.
-    only: Option<u32>,
+    ranks: Box<[u32]>,
 }
 
 /// Bytes of a chunk.
@@ -41,8 +40,7 @@ impl Wire {
     /// With memory of these domains, for these ranks.
     pub(crate) fn new(way: Way, domains: &Domains, ranks: &[u32]) -> Result<Self, RegionError> {
         let scratch = Scratch::new(domains, PLACES as usize * HOST_SLOT_BYTES)?;
-        let only = if let [only] = ranks { Some(*only) } else { None };
-        Ok(Self { way, scratch, only })
+        Ok(Self { way, scratch, ranks: ranks.into() })
     }
 
     /// Where a part of a chunk's whole vector is.
@@ -51,27 +49,34 @@ impl Wire {
         self.scratch.part(start + range.start..start + range.end)
     }
 
-    /// Has the hosts agree on a call that they do in chunks.
-    pub(super) fn agree(&self, work: &Work, limit: Duration) -> Result<u64, CollectiveError> {
+    /// Has the hosts agree on a call that they do in chunks. `None` when other trees are still looked for after this.
+    pub(super) fn agree(
+        &self,
+        work: &Work,
+        limit: Duration,
+        patience: Duration,
+    ) -> Option<Result<u64, CollectiveError>> {
         let call = CollectiveCall { stripe: Stripe::NONE, ..work.call };
         let (source, destination) = (Span::EMPTY, Span::EMPTY);
         let (operands, registered) = (Operands::default(), true);
         let work = Work { call, operands, registered, source, destination, limit };
-        self.way.start(&work, false)
+        self.way.start_within(&work, patience)
     }
 
-    /// Starts the part of a call that a chunk is; gives its number.
+    /// Starts the part of a call that a chunk is; gives its number. `None` as above.
     pub(super) fn start(
         &self,
         work: &Work,
         chunk: u64,
         extent: Extent,
         limit: Duration,
-    ) -> Result<u64, CollectiveError> {
-        let collective = work.call.collective;
-        let alone = |own: bool| match self.only.filter(|_| own) {
-            Some(rank) => rank as usize * extent.part..(rank as usize + 1) * extent.part,
-            None => 0..extent.whole,
+        patience: Duration,
+    ) -> Option<Result<u64, CollectiveError>> {
+        let CollectiveCall { collective, root, .. } = work.call;
+        // Where others send whole vectors, a host with one rank sends its part alone, and gets its part alone.
+        let alone = |own: bool| match *self.ranks {
+            [rank] if own => rank as usize * extent.part..(rank as usize + 1) * extent.part,
+            _ => 0..extent.whole,
         };
         let source = alone(collective == Collective::AllGather);
         let destination = alone(collective == Collective::ReduceScatter);
@@ -86,10 +91,12 @@ impl Wire {
             destination_address: operands.destination.address,
             ..work.call
         };
-        let (source, destination) = (self.span(chunk, source), self.span(chunk, destination));
-        let registered = true;
+        // Nothing comes over what is sent, elsewhere than at the root.
+        let gets = collective != Collective::Reduce || self.ranks.binary_search(&root).is_ok();
+        let destination = if gets { self.span(chunk, destination) } else { Span::EMPTY };
+        let (source, registered) = (self.span(chunk, source), true);
         let work = Work { call, operands, registered, source, destination, limit };
-        self.way.start(&work, false)
+        self.way.start_within(&work, patience)
     }
 
     /// Waits for what was started, for at most so long.
@@ -110,7 +117,7 @@ impl Drop for Wire {
 
 impl fmt::Debug for Wire {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Wire").field("only", &self.only).finish_non_exhaustive()
+        f.debug_struct("Wire").field("ranks", &self.ranks).finish_non_exhaustive()
     }
 }
 
