@@ -156,9 +156,16 @@ impl Engine {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Wakes all who wait for a change of the state.
+    /// Wakes all who wait for a change of the state. Those who wait for `changed` wait for a failure or an end: a result
+    /// is nothing to them, and to wake them is a system call for each small collective, and a thread where there is one.
+    /// Whoever brings about such an end after the look calls this, too.
     fn notify(&self) {
-        self.changed.notify_all();
+        let state = self.lock();
+        let ends = state.failure.is_some() || state.closed || state.abandoned;
+        drop(state);
+        if ends {
+            self.changed.notify_all();
+        }
         self.waiters.wake();
     }
 

@@ -57,6 +57,48 @@ fn all_of(communicator: &mut Communicator, count: usize) {
     assert!(all_parts == gathered, "all_gather {what:?}");
 }
 
+/// How often each thread of this process has gone to sleep that waits for its communicator to fail, by its number.
+fn sleeps_of_watchers() -> Vec<(String, u64)> {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let sleeps = |folder: std::path::PathBuf| {
+        // Others may end meanwhile.
+        let status = std::fs::read_to_string(folder.join("status")).ok()?;
+        let value =
+            |key: &str| status.lines().find_map(|line| line.strip_prefix(key)).map(str::trim);
+        (value("Name:")? == "failover").then_some(())?;
+        Some((folder.display().to_string(), value("voluntary_ctxt_switches:")?.parse().unwrap()))
+    };
+    tasks.filter_map(|task| sleeps(task.unwrap().path())).collect()
+}
+
+#[test]
+fn results_do_not_wake_who_waits_for_a_failure() {
+    const CALLS: u64 = 300;
+    let cluster = Cluster { fallback: true, ..Cluster::start(1) };
+    let mut ranks = cluster.group("results", 2);
+    let calls = |ranks: &mut [Communicator], count| {
+        each(ranks, |communicator| {
+            for _ in 0..count {
+                let mut one = [1_u32];
+                communicator.all_reduce_in_place(&mut one, Sum).unwrap();
+                assert_eq!(one, [2]);
+            }
+        });
+    };
+    calls(&mut ranks, 1);
+    let before = sleeps_of_watchers();
+    assert!(before.len() >= 2, "{before:?}");
+    calls(&mut ranks, CALLS);
+    let after = sleeps_of_watchers();
+    for (thread, sleeps) in &before {
+        // Those of other tests may have ended.
+        let Some((_, now)) = after.iter().find(|(other, _)| other == thread) else { continue };
+        // Some are for its start.
+        assert!(now - sleeps < CALLS / 10, "{thread}: {sleeps}, then {now}");
+    }
+    leave(ranks);
+}
+
 #[test]
 fn every_collective_is_exact_without_a_switch() {
     let cluster = Cluster::of_hosts();
