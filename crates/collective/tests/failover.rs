@@ -390,11 +390,6 @@ fn errors_of(world: u32, change: impl Fn(JoinConfig) -> JoinConfig) -> Vec<Colle
         for (rank, error) in ranks.iter().zip(&errors) {
             assert_eq!(rank.failure(), *error);
         }
-        eprintln!(
-            "world {world}: calls {} {errors:?} {:?}",
-            progress.load(Ordering::Relaxed),
-            ranks[0].failovers()
-        );
         errors.into_iter().collect::<Option<Vec<_>>>()
     });
     attempts.find_map(|errors| errors).expect("the switch never dies amid a long call")

@@ -221,7 +221,7 @@ impl Lost {
         let layout = Layout::new(&descriptor, &cut, 0);
         let (parts, is_small) = (layout.parts(), layout.small_bytes() > 0);
         let pieces = if is_small { 1 } else { layout.end().checked_div(parts).unwrap_or_default() };
-        (parts > 0 && pieces > 0).then_some(Share { layout, parts, pieces, is_small })
+        (pieces > 0).then_some(Share { layout, parts, pieces, is_small })
     }
 
     /// Whether a call has something on a tree, be it no bytes.
@@ -247,12 +247,12 @@ impl Lost {
             let length = whole.end - whole.start;
             match place {
                 (_, Who::All) => keep(Side::Destination, whole),
-                (_, target) if self.is_among(target) => {}
-                (sources, _) if self.is_among(sources) => {
+                // What one gets is of all.
+                (_, target) if !self.is_among(target) => {
                     let start = self.in_source(&share, whole.start, piece);
                     keep(Side::Source, start..start + length);
                 }
-                _ => {}
+                (_, Who::One(_)) => {}
             }
         }
     }
@@ -331,7 +331,7 @@ impl Lost {
         for part in 0..share.parts {
             let (first, end) = (part * share.pieces, (part + 1) * share.pieces);
             let clip = |piece: u64| piece.clamp(first, end);
-            let (_, (_, targets)) = share.range(first..first + 1);
+            let (_, (_, targets)) = share.range(first..end);
             let (spread, anew) = match targets {
                 Who::All => (clip(lowest)..clip(highest), clip(highest)..end),
                 Who::One(target) => {

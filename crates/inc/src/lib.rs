@@ -49,6 +49,7 @@ mod held_nodes;
 mod host;
 pub mod kernels;
 mod layout;
+mod mix;
 pub mod plan;
 pub mod protocol;
 mod ranks;

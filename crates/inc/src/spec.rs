@@ -424,6 +424,9 @@ mod tests {
                 assert!((4096..=segment_bytes).contains(&smaller) && smaller.is_multiple_of(4096));
                 let (ours, others) = (cost(smaller, true), cost(segment_bytes, false));
                 assert!(ours <= others, "{children} children: {ours} of {others}");
+                // Of a long segment not much is lost to whole packets.
+                let is_enough = segment_bytes < 1 << 20 || 5 * ours >= 4 * others;
+                assert!(is_enough, "{children} children: {ours} of {others}");
             }
         }
         // No smaller than the longest packet, and no larger than what is configured.

@@ -15,6 +15,7 @@ use super::inventory::Held;
 use super::{
     CLOSED, ConnectionId, Controller, GroupId, Output, Placement, Role, Switch, TokenKind, is_name,
 };
+use crate::mix::mix;
 use crate::plan::SwitchId;
 use crate::protocol::{
     AbortReason, FallbackOffer, FromController, GroupIdentity, LostSwitch, MAX_TERM, RankList,
@@ -390,12 +391,4 @@ impl Controller {
         let only = all.first().filter(|_| all.len() == 1)?;
         self.switches.get(only)
     }
-}
-
-/// Spreads a number over all 64 bits (splitmix64).
-const fn mix(number: u64) -> u64 {
-    let mut z = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }

@@ -2,6 +2,9 @@
 
 mod counted;
 mod fallback;
+mod identity;
+mod limits;
+mod overview;
 mod quotas;
 mod record;
 mod resume;

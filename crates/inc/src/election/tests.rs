@@ -2,6 +2,7 @@
 
 use super::*;
 
+mod leader;
 mod stalls;
 
 fn at(seconds: f64) -> Instant {

@@ -310,3 +310,59 @@ fn reports_are_read_as_they_were_written_and_others_are_refused() {
     let slow = report(1 << 16, Position::default());
     assert_eq!(lost.repairs(&[slow, ahead], |_| None), Ok(Vec::new()), "as far as can be");
 }
+
+#[test]
+fn a_call_has_a_part_on_every_tree_or_on_one_by_turns() {
+    let lost = lost(0, 2, 3);
+    let on =
+        |call: &CollectiveCall, sequence| [0, 1, 2].map(|tree| lost.has_part(call, sequence, tree));
+    let long = call(Collective::AllReduce, 0, 1 << 20);
+    let short = call(Collective::AllReduce, 0, 8);
+    let barrier = call(Collective::Barrier, 0, 0);
+    for sequence in 0..4 {
+        assert_eq!(on(&long, sequence), [true; 3]);
+        let turn = [0, 1, 2].map(|tree| sequence % 3 == tree);
+        assert_eq!((on(&short, sequence), on(&barrier, sequence)), (turn, turn));
+    }
+}
+
+/// A vector of four segments of 256 bytes, or two for each of two ranks, of which results of two may be on their way.
+#[test]
+fn a_rank_keeps_what_others_may_lack_and_nothing_else() {
+    let kept = |collective, count, rank| {
+        let mut kept = Vec::new();
+        let call = call(collective, 1, count);
+        lost(rank, 2, 1).kept(&call, 0, 0, |side, bytes| kept.push((side, bytes)));
+        kept
+    };
+    let last =
+        |side, start: u64| vec![(side, start..start + 256), (side, start + 256..start + 512)];
+    for collective in [Collective::AllReduce, Collective::Broadcast] {
+        for rank in 0..2 {
+            assert_eq!(kept(collective, 256, rank), last(Side::Destination, 512), "{collective}");
+        }
+    }
+    assert_eq!(kept(Collective::AllGather, 128, 0), last(Side::Destination, 512));
+    // Rank 1 gets the result, and may lack it: all others keep what it is made of.
+    assert_eq!(kept(Collective::Reduce, 256, 0), last(Side::Source, 512));
+    assert_eq!(kept(Collective::Reduce, 256, 1), []);
+    assert_eq!(kept(Collective::ReduceScatter, 128, 0), last(Side::Source, 512));
+    assert_eq!(kept(Collective::ReduceScatter, 128, 1), []);
+    // One that travels with the descriptor, and ones of no bytes.
+    assert_eq!(kept(Collective::AllReduce, 3, 0), [(Side::Destination, 0..12)]);
+    assert_eq!(kept(Collective::ReduceScatter, 3, 0), [(Side::Source, 12..24)]);
+    for collective in [Collective::AllReduce, Collective::ReduceScatter, Collective::Barrier] {
+        assert_eq!(kept(collective, 0, 0), []);
+    }
+}
+
+#[test]
+fn of_calls_without_bytes_nobody_lacks_anything() {
+    let reports = [report(1, Position::default()), report(0, Position::default())];
+    let begun = [report(1, Position::default()); 2];
+    for collective in [Collective::AllReduce, Collective::AllGather, Collective::Barrier] {
+        let empty = call(collective, 0, 0);
+        assert_eq!(lost(0, 2, 1).repairs(&begun, |_| Some(empty)), Ok(Vec::new()), "{collective}");
+        assert_eq!(lost(0, 2, 1).repairs(&reports, |_| Some(empty)), Ok(Vec::new()));
+    }
+}

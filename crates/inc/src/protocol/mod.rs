@@ -64,6 +64,8 @@ mod rank_list;
 mod recovery;
 mod refusal;
 mod term;
+#[cfg(test)]
+mod tests;
 mod token;
 
 pub use awaited::Awaited;

@@ -9,6 +9,7 @@ use thiserror::Error;
 
 use super::SwitchNode;
 use crate::communicator::{Communicator, Progress};
+use crate::mix::{STEP, mix};
 use crate::slots::Slots;
 use crate::spec::{ACKNOWLEDGEMENT_DELAY, ChildSpec, CommunicatorSpec, ParentSpec, SpecError};
 
@@ -140,10 +141,12 @@ impl SwitchNode {
         let PreparedCommunicator { spec, slots } = prepared;
         let spec = &spec;
         self.check_communicator(spec)?;
-        let requests = spec.send_requests() as usize + spec.child_receives();
-        let up =
-            usize::from(spec.has_parent) * (spec.send_requests() as usize + spec.parent_receives());
-        let queue = self.endpoint.create_completion_queue(spec.children.len() * requests + up)?;
+        // Room for all requests of all ports.
+        let sends = spec.send_requests() as usize;
+        let below = spec.children.iter().map(|_| spec.child_receives());
+        let receives = below.chain(spec.has_parent.then(|| spec.parent_receives()));
+        let requests = receives.map(|receives| sends + receives).sum();
+        let queue = self.endpoint.create_completion_queue(requests)?;
         let index = self.endpoint.memory_mut().create(spec, slots);
         if self.queues.len() <= index as usize {
             self.queues.resize(index as usize + 1, None);
@@ -341,10 +344,8 @@ impl SwitchNode {
 
     /// SplitMix64, as the endpoint's queue pair numbers.
     fn random(&mut self) -> u64 {
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.random;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        let state = self.random;
+        self.random = state.wrapping_add(STEP);
+        mix(state)
     }
 }

@@ -106,3 +106,142 @@ impl SwitchEvent {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use core::net::Ipv4Addr;
+
+    use millstream_roce::CompletionStatus;
+    use millstream_wire::{Psn, Qpn};
+
+    use super::*;
+    use crate::abort::{Abort, Mismatch, Overdue, Violation};
+    use crate::descriptor::Field;
+    use crate::switch::{Edge, Uplink};
+    use crate::{CommunicatorOptions, Ranks};
+
+    const fn ip(last: u8) -> IpAddr {
+        IpAddr::V4(Ipv4Addr::new(10, 0, 0, last))
+    }
+
+    #[test]
+    fn a_node_is_made_as_it_was_asked_for() {
+        let child = |rank: u32, is_switch| {
+            let (address, qpn, psn) = (ip(rank as u8), Qpn::new(100 + rank), Psn::new(rank));
+            let ranks = Ranks::one(rank);
+            let asked = SwitchChild { ranks: ranks.clone(), address, qpn, psn, is_switch };
+            (asked, ChildSpec { ranks, address, qpn, psn, is_switch })
+        };
+        let (asked, children): (Vec<_>, Vec<_>) =
+            [child(0, false), child(1, true)].into_iter().unzip();
+        let options = CommunicatorOptions { reproducible: true, plain: false };
+        let message = FromController::CreateCommunicator {
+            communicator: 9,
+            group: [1, 2],
+            path_mtu: Mtu::B1024,
+            segment_bytes: 4096,
+            window: 8,
+            world: 5,
+            has_parent: true,
+            children: asked,
+            tree: 1,
+            options,
+        };
+        let spec = CommunicatorSpec {
+            id: 9,
+            path_mtu: Mtu::B1024,
+            segment_bytes: 4096,
+            window: 8,
+            world: 5,
+            children,
+            has_parent: true,
+            options,
+        };
+        assert_eq!(CommunicatorSpec::asked_for(&message), Some(spec));
+        assert_eq!(CommunicatorSpec::asked_for(&FromController::Ping), None);
+    }
+
+    #[test]
+    fn a_controller_is_told_which_way_takes_shorter_packets_only() {
+        let told = |ways: &[(Mtu, IpAddr)]| {
+            let ways = ways.iter().copied();
+            match packets_too_long(9, Mtu::B2048, ip(1), ways) {
+                Some(ToController::CommunicatorFailed { communicator: 9, reason, path_mtu }) => {
+                    path_mtu.map(|mtu| (mtu, reason))
+                }
+                None => None,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(told(&[]), None);
+        assert_eq!(told(&[(Mtu::B2048, ip(2)), (Mtu::B4096, ip(3))]), None);
+        let reason = "packets from 10.0.0.1 to 10.0.0.4 hold at most 512 bytes, as the interface's MTU is, and \
+                      those of the communicator 2048";
+        let shortest = Some((Mtu::B512, reason.to_owned()));
+        let ways = [(Mtu::B1024, ip(2)), (Mtu::B4096, ip(3)), (Mtu::B512, ip(4))];
+        assert_eq!(told(&ways), shortest);
+    }
+
+    #[test]
+    fn what_was_made_is_told_with_both_ways() {
+        let (qpn, psn) = (Qpn::new(7), Psn::new(8));
+        let edges = vec![Edge { rank: 3, qpn, psn }];
+        let up = Uplink { qpn: Qpn::new(9), psn: Psn::new(10) };
+        for uplink in [None, Some(up)] {
+            let message = Created { edges: edges.clone(), uplink }.message(5);
+            let edges = vec![SwitchEdge { rank: 3, qpn, psn }];
+            let uplink = uplink.map(|it| SwitchUplink { qpn: it.qpn, psn: it.psn });
+            let wanted = ToController::CommunicatorCreated { communicator: 5, edges, uplink };
+            assert_eq!(message, wanted);
+        }
+    }
+
+    #[test]
+    fn what_ends_a_communicator_is_reported_with_who_it_was() {
+        let (communicator, status) = (5, CompletionStatus::RetryExceeded);
+        let silent = "retry count exceeded: the peer does not answer";
+        let field = Field::Count;
+        let mismatch =
+            Mismatch { sequence: 1, rank: 2, reference: 0, field, expected: 10, found: 12 };
+        let violation = Violation::Window;
+        let overdue = |ranks: &[u32]| Overdue::of(1, ranks.iter().copied());
+        let events = [
+            (
+                SwitchEvent::ChildLost { communicator, rank: 3, status },
+                Some(SwitchReport::PeerLost {
+                    rank: 3,
+                    detail: format!("it does not answer the switch: {silent}"),
+                    switch: None,
+                }),
+            ),
+            (
+                SwitchEvent::ParentLost { communicator, status },
+                Some(SwitchReport::ParentLost {
+                    address: ip(1),
+                    detail: format!("it does not answer the switch below: {silent}"),
+                }),
+            ),
+            (
+                SwitchEvent::Mismatch { communicator, mismatch },
+                Some(SwitchReport::Mismatch { rank: 2, detail: mismatch.to_string() }),
+            ),
+            (
+                SwitchEvent::Violation { communicator, rank: 4, violation },
+                Some(SwitchReport::Violation { rank: 4, detail: violation.to_string() }),
+            ),
+            (
+                SwitchEvent::Overdue { communicator, overdue: overdue(&[6, 7]) },
+                Some(SwitchReport::Overdue { rank: 6, detail: overdue(&[6, 7]).to_string() }),
+            ),
+            // Nobody is to blame: the rank that waits no longer says it.
+            (SwitchEvent::Overdue { communicator, overdue: overdue(&[]) }, None),
+            (SwitchEvent::Aborted { communicator, abort: Abort::ParentLost }, None),
+        ];
+        for (event, report) in events {
+            assert_eq!(event.communicator(), communicator);
+            assert_eq!(event.report(Some(ip(1))), report);
+        }
+        // A root has nobody above that it could lose.
+        assert_eq!(SwitchEvent::ParentLost { communicator, status }.report(None), None);
+    }
+}

@@ -167,3 +167,39 @@ fn list(ids: &[u64]) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_problem_reads_as_what_to_do() {
+        let up = |up| Problem::BothEnds { other: 4, up };
+        let circle = "are above each other in a circle: one of their connections is up where it should be down";
+        for (problem, text) in [
+            (
+                Problem::Nothing("host"),
+                "there is no host: a network has a switch and a host at least".to_owned(),
+            ),
+            (
+                up(true),
+                "switch 4 says of this connection that it is `up: true`, too: of its two ends, one is up".to_owned(),
+            ),
+            (
+                up(false),
+                "switch 4 says of this connection that it is `up: false`, too: of its two ends, one is up".to_owned(),
+            ),
+            (Problem::Cycle(vec![1, 2]), format!("switches 1, 2 {circle}")),
+            (
+                Problem::Cycle((1..=8).collect()),
+                format!("switches 1, 2, 3, 4, 5, 6, 7, 8 {circle}"),
+            ),
+            (
+                Problem::Cycle((1..=11).collect()),
+                format!("switches 1, 2, 3, 4, 5, 6, 7, 8 and 3 more {circle}"),
+            ),
+        ] {
+            assert_eq!(TopologyError::connection(1, 2, problem).to_string(), text);
+        }
+    }
+}

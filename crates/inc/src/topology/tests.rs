@@ -232,3 +232,29 @@ fn too_many_of_anything_are_refused() {
     let problem = Topology::new(&[switch(0, &one)]).unwrap_err().problem;
     assert!(matches!(problem, Problem::TooMany { what: "connections", .. }));
 }
+
+#[test]
+fn as_many_as_there_may_be_are_looked_at() {
+    let many: Vec<_> = (0..1024).map(|id| switch(id, &[])).collect();
+    assert_eq!(Topology::new(&many).unwrap_err(), TopologyError::at(0, Problem::NoConnections));
+    let one = vec![host(0, "10.0.0.1", "10.1.0.1"); 1 << 18];
+    let problem = Topology::new(&[switch(0, &one)]).unwrap_err().problem;
+    assert_eq!(problem, Problem::DuplicateConnection(ip("10.0.0.1"), ip("10.1.0.1")));
+}
+
+#[test]
+fn who_is_above_a_circle_is_no_part_of_it() {
+    // 1 and 2 above each other, and 9 above both.
+    let entries = [
+        switch(1, &[up("10.0.1.1", "10.0.9.1"), up("10.0.1.1", "10.0.2.1")]),
+        switch(
+            2,
+            &[up("10.0.2.2", "10.0.9.1"), up("10.0.2.2", "10.0.1.1"), down("10.0.2.1", "10.0.1.1")],
+        ),
+        switch(9, &[host(0, "10.0.9.1", "10.1.0.1")]),
+    ];
+    let error = Topology::new(&entries).unwrap_err();
+    let Problem::Cycle(mut ids) = error.problem else { panic!("{error}") };
+    ids.sort_unstable();
+    assert_eq!(ids, [1, 2]);
+}

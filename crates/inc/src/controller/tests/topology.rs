@@ -324,3 +324,46 @@ fn a_group_that_leaves_is_over_and_one_that_was_not_ready_was_never_there() {
     lab.world.close(hosts[0]);
     assert_eq!(lab.world.controller.poll_placement(), None);
 }
+
+#[test]
+fn switches_and_hosts_are_shown_with_their_numbers_in_the_network() {
+    let mut world = World::with(config());
+    world.switch(connection(1), "leaf", 1);
+    world.join(1, "g", 2, 1);
+    let overview = world.controller.overview();
+    assert!(overview.switches.iter().map(|it| it.topology_id).eq([Some(11)]));
+    assert!(overview.groups[0].members.iter().map(|it| it.topology_id).eq([Some(51)]));
+}
+
+/// A spine above so many leaves of one host each.
+fn star(leaves: u8) -> ControllerConfig {
+    let mut spine = switch(20, 0..0, &[]);
+    let down = |leaf: u8| ConnectionEntry {
+        up: false,
+        peer_ip: address(leaf.into()),
+        my_ip: address(20),
+        host_id: None,
+        peer_mac: None,
+        my_mac: None,
+        rate: None,
+    };
+    spine.connections = (0..leaves).map(down).collect();
+    let leaves = (0..leaves).map(|leaf| switch(leaf.into(), leaf..leaf + 1, &[20]));
+    let topology = Topology::new(&leaves.chain([spine]).collect::<Vec<_>>()).unwrap();
+    ControllerConfig { topology: Some(Arc::new(topology)), ..ControllerConfig::new(7) }
+}
+
+#[test]
+fn of_many_switches_that_are_missing_some_are_named() {
+    for (leaves, named, rest) in
+        [(2, 3, ""), (7, 8, ""), (8, 8, " and 1 more"), (12, 8, " and 5 more")]
+    {
+        let mut world = World::with(star(leaves));
+        let join = |rank: u8| world.join(rank.into(), "g", leaves.into(), rank.into());
+        let hosts: Vec<ConnectionId> = (0..leaves).map(join).collect();
+        world.pass(seconds(1.5));
+        let text = &world.waiting[&hosts[0]].0;
+        assert_eq!(text.matches("127.0.1.").count(), named, "{text}");
+        assert!(text.ends_with(&format!("){rest} of the topology")), "{text}");
+    }
+}
