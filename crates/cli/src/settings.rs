@@ -53,6 +53,13 @@ impl SettingsArguments {
         Ok(self.loaded.get_or_init(|| Box::new(settings)))
     }
 
+    /// The same, with one more setting on the command line.
+    pub(crate) fn with(&self, setting: String) -> Self {
+        let mut more = Self { loaded: OnceLock::new(), ..self.clone() };
+        more.set.push(setting);
+        more
+    }
+
     /// The same as arguments of a command that is started.
     pub(crate) fn arguments(&self) -> Vec<std::ffi::OsString> {
         let config = self.config.iter().flat_map(|path| ["--config".into(), path.into()]);

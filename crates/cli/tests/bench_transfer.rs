@@ -11,6 +11,7 @@ use common::{
     Output, Running, address, child, eventually, millstream, node, processes_of_group,
     processor_ticks, run, transfer,
 };
+use millstream_net::affinity;
 use serde_json::Value;
 
 /// Little processor time passes before something is measured.
@@ -89,12 +90,15 @@ fn figures_stand_beside_what_is_aimed_at() {
         }
     }
     let aims = figures["aims"].as_array().unwrap();
-    for what in ["memcpy", "requests/s", "p50", "pieces", "plain verbs"] {
+    for what in ["memcpy", "requests/s", "p50", "pieces", "plain verbs, WRITE", "asleep"] {
         let named = |aim: &&Value| aim["what"].as_str().unwrap().contains(what);
         let aim = aims.iter().find(named).unwrap();
         assert!(aim["at_least"].is_number() || aim["at_most"].is_number(), "{aim}");
         assert!(aim["figure"].is_number() && aim["met"].is_boolean(), "{aim}");
     }
+    // Only where each end has a processor to itself.
+    let polls = aims.iter().any(|aim| aim["what"].as_str().unwrap().contains("busy polling"));
+    assert_eq!(polls, affinity::processors().unwrap().len() > 1);
     let both = run(&["bench", "transfer", "--figures", "--op=read"]);
     assert_eq!(both.status.code(), Some(2));
 }

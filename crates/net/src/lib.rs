@@ -15,6 +15,7 @@
 pub mod address;
 pub mod affinity;
 mod allocator;
+#[cfg(not(millstream_loom))]
 pub mod baseline;
 mod batch;
 #[cfg_attr(millstream_loom, path = "model/clock.rs")]

@@ -2,13 +2,13 @@
 
 #![allow(unsafe_code)]
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
-use std::fmt;
-use std::ptr::{self, NonNull};
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
+use std::{fmt, ptr};
 
 use millstream_net::cuda::{Allocation, CopyError};
 use millstream_net::guarded::{self, Caching};
+use millstream_net::own_memory::Pages;
 use millstream_net::shared_memory::SharedMemory;
 
 use crate::engine::Inner;
@@ -16,12 +16,9 @@ use crate::memory::RawMemory;
 use crate::transport::ANY_LOCATION;
 use crate::{BufferError, RegisterError, TransferEngine};
 
-/// Alignment of the engine's own buffers: a page.
-const PAGE: usize = 4096;
-
 impl TransferEngine {
     /// Allocates and registers zeroed, page-aligned memory; see
-    /// [`TransferEngine::register_memory`].
+    /// [`TransferEngine::register_memory`]. From 2 MiB on it has huge pages, where the system gives any.
     pub fn allocate_buffer(
         &self,
         length: usize,
@@ -81,7 +78,7 @@ impl From<CopyError> for BufferError {
 
 /// Memory of the engine's own, zeroed and page-aligned.
 enum Bytes {
-    Heap(NonNull<u8>, Layout),
+    Private(ManuallyDrop<Pages>),
     /// Other processes can map it.
     Shared(Arc<SharedMemory>),
     Gpu(Allocation),
@@ -96,14 +93,12 @@ impl Bytes {
                 Err(error) => tracing::debug!(%error, length, "no shared memory"),
             }
         }
-        let layout = Layout::from_size_align(length, PAGE).ok()?;
-        // SAFETY: the layout is not of size 0: the caller has looked.
-        NonNull::new(unsafe { alloc_zeroed(layout) }).map(|pointer| Self::Heap(pointer, layout))
+        Pages::new(length).ok().map(|pages| Self::Private(ManuallyDrop::new(pages)))
     }
 
     fn shared(&self) -> Option<Arc<SharedMemory>> {
         match self {
-            Self::Heap(..) | Self::Gpu(_) => None,
+            Self::Private(_) | Self::Gpu(_) => None,
             Self::Shared(memory) => Some(Arc::clone(memory)),
         }
     }
@@ -140,7 +135,7 @@ impl Buffer {
     /// Bytes.
     pub fn length(&self) -> usize {
         match &self.bytes {
-            Bytes::Heap(_, layout) => layout.size(),
+            Bytes::Private(pages) => pages.length(),
             Bytes::Shared(memory) => memory.length(),
             Bytes::Gpu(memory) => memory.length(),
         }
@@ -148,7 +143,7 @@ impl Buffer {
 
     fn pointer(&self) -> *mut u8 {
         match &self.bytes {
-            Bytes::Heap(pointer, _) => pointer.as_ptr(),
+            Bytes::Private(pages) => pages.pointer().as_ptr(),
             Bytes::Shared(memory) => memory.pointer().as_ptr(),
             Bytes::Gpu(memory) => ptr::with_exposed_provenance_mut(memory.address() as usize),
         }
@@ -210,15 +205,15 @@ impl Drop for Buffer {
             true => self.engine.unregister(&[self.address()]),
             false => Ok(()),
         };
-        match self.bytes {
-            Bytes::Heap(pointer, layout) => {
+        match &mut self.bytes {
+            Bytes::Private(pages) => {
                 if matches!(unregistered, Err(RegisterError::InUse { .. })) {
                     // Another process may still write to it, so it is nobody else's.
                     return;
                 }
-                // SAFETY: allocated with this layout, and nobody uses it any more: the registration,
+                // SAFETY: this is the only place that drops it, and nobody uses it any more: the registration,
                 // if any, has been dropped, which waits for those who do.
-                unsafe { dealloc(pointer.as_ptr(), layout) };
+                unsafe { ManuallyDrop::drop(pages) };
             }
             // Whoever still has access to it keeps it.
             Bytes::Shared(_) => {}

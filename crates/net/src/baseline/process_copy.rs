@@ -3,9 +3,11 @@
 use std::hint::black_box;
 use std::io;
 use std::ptr;
+use std::slice;
 use std::time::Duration;
 
 use super::{CopyReport, Usage};
+use crate::own_memory::Pages;
 
 /// Bytes of a copy that gives pages.
 const PAGES: usize = 1 << 20;
@@ -21,7 +23,7 @@ pub enum CopyDirection {
 
 /// Copies so many bytes in blocks of this length, again and again for `duration`, on this thread.
 pub fn block_copy(duration: Duration, block: usize, working_set: usize) -> io::Result<CopyReport> {
-    BlockCopies::new(working_set).measure(duration, block, working_set)
+    BlockCopies::new(working_set)?.measure(duration, block, working_set)
 }
 
 /// The same between this process and another one, a system call a block.
@@ -34,17 +36,36 @@ pub fn process_copy(
     ProcessCopies::new(working_set)?.measure(duration, direction, block, working_set)
 }
 
+/// Memory with pages as those of a transfer engine's buffers, so that only copies are compared.
+#[derive(Debug)]
+struct Block(Pages);
+
+impl Block {
+    fn new(length: usize, byte: u8) -> io::Result<Self> {
+        let mut block = Self(Pages::new(length)?);
+        block.bytes().fill(byte);
+        Ok(block)
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
+        let (pointer, length) = (self.0.pointer().as_ptr(), self.0.length());
+        // SAFETY: bytes that are there, of which any value is valid, and that only this has, which is borrowed
+        // exclusively.
+        unsafe { slice::from_raw_parts_mut(pointer, length) }
+    }
+}
+
 /// Copies in blocks within this process, of memory that is used for all of them.
 #[derive(Debug)]
 pub struct BlockCopies {
-    source: Vec<u8>,
-    destination: Vec<u8>,
+    source: Block,
+    destination: Block,
 }
 
 impl BlockCopies {
     /// With so many bytes of memory, twice.
-    pub fn new(working_set: usize) -> Self {
-        Self { source: vec![1; working_set], destination: vec![2; working_set] }
+    pub fn new(working_set: usize) -> io::Result<Self> {
+        Ok(Self { source: Block::new(working_set, 1)?, destination: Block::new(working_set, 2)? })
     }
 
     /// Copies in blocks of this length, which go round the first so many bytes, for `duration`.
@@ -54,11 +75,11 @@ impl BlockCopies {
         block: usize,
         working_set: usize,
     ) -> io::Result<CopyReport> {
-        let Self { source, destination } = self;
+        let (source, destination) = (self.source.bytes(), self.destination.bytes());
         let blocks = blocks(block, working_set.min(source.len()))?;
         repeat(duration, block, blocks, |at| {
             destination[at..at + block].copy_from_slice(black_box(&source[at..at + block]));
-            black_box(&mut *destination);
+            black_box(&mut destination[at..at + block]);
             Ok(())
         })
     }
@@ -68,14 +89,14 @@ impl BlockCopies {
 /// them.
 #[derive(Debug)]
 pub struct ProcessCopies {
-    here: Vec<u8>,
+    here: Block,
     there: Other,
 }
 
 impl ProcessCopies {
     /// With so many bytes of memory on each side.
     pub fn new(working_set: usize) -> io::Result<Self> {
-        let mut new = Self { here: vec![1; working_set], there: Other::start(working_set)? };
+        let mut new = Self { here: Block::new(working_set, 1)?, there: Other::start(working_set)? };
         // The kernel gives the other process its pages.
         for at in (0..working_set).step_by(PAGES) {
             new.copy(CopyDirection::Write, at, PAGES.min(working_set - at))?;
@@ -91,12 +112,12 @@ impl ProcessCopies {
         block: usize,
         working_set: usize,
     ) -> io::Result<CopyReport> {
-        let blocks = blocks(block, working_set.min(self.here.len()))?;
+        let blocks = blocks(block, working_set.min(self.here.0.length()))?;
         repeat(duration, block, blocks, |at| self.copy(direction, at, block))
     }
 
     fn copy(&mut self, direction: CopyDirection, at: usize, length: usize) -> io::Result<()> {
-        let (here, there) = (&mut self.here[at..at + length], &self.there);
+        let (here, there) = (&mut self.here.bytes()[at..at + length], &self.there);
         let local = libc::iovec { iov_base: here.as_mut_ptr().cast(), iov_len: length };
         let remote =
             libc::iovec { iov_base: there.memory.wrapping_add(at).cast(), iov_len: length };

@@ -3,6 +3,7 @@
 
 mod maps;
 mod nodes;
+mod pages;
 mod populate;
 
 use std::io;
@@ -13,6 +14,7 @@ use self::maps::Maps;
 use crate::guarded;
 
 pub use self::nodes::{nodes, page_length};
+pub use self::pages::Pages;
 pub use self::populate::populate;
 
 /// Why memory cannot be used.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
+use millstream_net::own_memory::Pages;
 use millstream_verbs::{
     Access, Completion, CompletionQueue, CompletionStatus, Device, MemoryRegion, Piece, Psn, Qpn,
     QueuePair, QueuePairAttributes, QueuePairCapabilities, QueuePairOptions, QueuePairState,
@@ -207,8 +208,11 @@ fn offset(length: usize, size: usize, index: u64) -> u64 {
     index % blocks * size as u64
 }
 
-/// Bytes behind a raw pointer, so that no reference to them exists.
-pub(super) struct Memory(*mut [u8]);
+/// Bytes that no reference exists to.
+pub(super) enum Memory {
+    Boxed(*mut [u8]),
+    Pages(Pages),
+}
 
 // SAFETY: it owns the bytes, and nothing but devices touches them.
 unsafe impl Send for Memory {}
@@ -223,12 +227,34 @@ impl Memory {
             .try_reserve_exact(length)
             .with_context(|| format!("there is no memory for a buffer of {length} bytes"))?;
         bytes.resize(length, 0x5a_u8);
-        Ok(Arc::new(Self(Box::into_raw(bytes.into_boxed_slice()))))
+        Ok(Arc::new(Self::Boxed(Box::into_raw(bytes.into_boxed_slice()))))
+    }
+
+    /// With pages as those of a transfer engine's buffers, for who compares with them.
+    pub(super) fn of_pages(length: usize) -> anyhow::Result<Arc<Self>> {
+        let pages = Pages::new(length);
+        pages
+            .map(|pages| Arc::new(Self::Pages(pages)))
+            .with_context(|| format!("there is no memory for a buffer of {length} bytes"))
+    }
+
+    fn first(&self) -> *mut u8 {
+        match self {
+            Self::Boxed(bytes) => bytes.cast(),
+            Self::Pages(pages) => pages.pointer().as_ptr(),
+        }
+    }
+
+    fn length(&self) -> usize {
+        match self {
+            Self::Boxed(bytes) => bytes.len(),
+            Self::Pages(pages) => pages.length(),
+        }
     }
 
     /// So many parts of one length, which begin with pages.
     pub(super) fn parts(self: &Arc<Self>, count: usize) -> impl Iterator<Item = Part> {
-        let length = part_length(self.0.len(), count);
+        let length = part_length(self.length(), count);
         (0..count).map(move |index| Part {
             memory: Arc::clone(self),
             start: index * length,
@@ -251,14 +277,16 @@ pub(super) struct Part {
 
 impl Part {
     fn first(&self) -> *mut u8 {
-        self.memory.0.cast::<u8>().wrapping_add(self.start)
+        self.memory.first().wrapping_add(self.start)
     }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: it came from a box in `new`, and this is the only place that frees it.
-        drop(unsafe { Box::from_raw(self.0) });
+        if let Self::Boxed(bytes) = *self {
+            // SAFETY: it came from a box in `new`, and this is the only place that frees it.
+            drop(unsafe { Box::from_raw(bytes) });
+        }
     }
 }
 

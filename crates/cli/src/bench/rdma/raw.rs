@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use hdrhistogram::Histogram;
+use millstream_net::affinity;
 use millstream_verbs::SoftConfig;
 
 use super::Operation;
@@ -33,15 +34,21 @@ pub(in crate::bench) struct Rounds {
 }
 
 impl RawWrites {
-    /// Each with so many bytes of memory.
-    pub(in crate::bench) fn new(working_set: usize) -> anyhow::Result<Self> {
-        let open = |address: IpAddr| {
-            let part = Memory::new(working_set)?.parts(1).next();
+    /// Each with so many bytes of memory, and on a processor: that of who posts, and the other's. All but their
+    /// addresses is as given.
+    pub(in crate::bench) fn new(
+        working_set: usize,
+        processors: [usize; 2],
+        config: &SoftConfig,
+    ) -> anyhow::Result<Self> {
+        let open = |address: IpAddr, processor| {
+            let _pinned = affinity::pin(processor).context("cannot pin a thread")?;
+            let part = Memory::of_pages(working_set)?.parts(1).next();
             let part = part.context("a memory is a part of itself")?;
-            Host::open(&SoftConfig::new(address), part, RECEIVED, DEPTH, 1)
+            Host::open(&SoftConfig { address, ..config.clone() }, part, RECEIVED, DEPTH, 1)
         };
         let [near, far] = own_addresses(1)[0];
-        let (near, far) = (open(near)?, open(far)?);
+        let (near, far) = (open(near, processors[0])?, open(far, processors[1])?);
         near.connect(&far)?;
         Ok(Self { near, far })
     }

@@ -98,7 +98,7 @@ impl Bench {
                 row::measure(&lane.opened, &lane.buffer, COLD, &shape)?;
             }
         }
-        Ok(Self { turn, lanes, blocks: BlockCopies::new(COLD), processes })
+        Ok(Self { turn, lanes, blocks: BlockCopies::new(COLD)?, processes })
     }
 
     /// Requests of one size over all lanes, and copies of as many bytes.
