@@ -29,6 +29,8 @@ fn whatever_happens() {
         "communicators of hosts with several ranks",
         "fail-over: calls done anew",
         "fail-over: calls made up for",
+        "fail-over: communicators of hosts with several ranks",
+        "fail-over: hosts with several ranks that went on",
         "fail-over: no copy of what was overwritten",
         "fail-over: not finished",
         "fail-over: parts computed anew",

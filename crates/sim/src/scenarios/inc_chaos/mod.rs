@@ -39,6 +39,9 @@ const TREES: u64 = 0x7f31;
 const SEVERAL: u64 = 0x5e6a;
 const FAILOVER: u64 = 0xfa1c;
 
+/// The same of hosts with several ranks in a communicator that goes on.
+const SEVERAL_GO_ON: u64 = 0x5e9f;
+
 /// Virtual time within which a run must be over.
 const LIMIT: Duration = Duration::from_secs(3600);
 
@@ -57,7 +60,7 @@ pub fn run(seed: u64, outputs: Outputs<'_>) -> Result<Outcomes, ScenarioError> {
     let mut world = World::draw(&mut rng);
     world.share_hosts(&mut Rng::fork(seed, SEVERAL));
     world.add_trees(&mut Rng::fork(seed, TREES));
-    world.add_failover(&mut Rng::fork(seed, FAILOVER));
+    world.add_failover(&mut Rng::fork(seed, FAILOVER), &mut Rng::fork(seed, SEVERAL_GO_ON));
     let mut network = Simulation::new(seed);
     outputs.attach(&mut network)?;
     let built = build::build(&world, &mut rng, &mut network);

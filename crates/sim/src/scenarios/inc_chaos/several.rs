@@ -51,36 +51,50 @@ impl Group {
         let mut calls: Vec<Shape> = Vec::new();
         let mut mismatch = None;
         for (index, shape) in self.calls.iter().enumerate() {
-            let number = calls.len() as u64;
-            let chunks = if one_in(rng, 2) { rng.between(2, 4) } else { 1 };
-            let whole =
-                chunks == 1 || shape.count < chunks || shape.collective == Collective::Barrier;
-            let stripe = if whole { shape.stripe } else { Stripe::NONE };
+            let first = calls.len();
+            cut_call(rng, shape, &mut calls);
             if let Some((at, rank, other)) = self.mismatch
                 && at == index
             {
                 // The host of that rank.
                 let has = |ranks: &&Vec<u32>| ranks.contains(&rank);
                 let rank = self.several.iter().find(has).map_or(rank, |ranks| ranks[0]);
-                mismatch = Some((calls.len(), rank, Shape { stripe, number, ..other }));
-            }
-            calls.push(Shape { stripe, number, ..*shape });
-            if whole {
-                continue;
-            }
-            let mut left = shape.count;
-            for chunk in (1..=chunks).rev() {
-                let count = left.div_ceil(chunk);
-                left -= count;
-                calls.push(Shape { count, number: calls.len() as u64, ..*shape });
+                let Shape { stripe, number, .. } = calls[first];
+                mismatch = Some((first, rank, Shape { stripe, number, ..other }));
             }
         }
         (self.calls, self.mismatch) = (calls, mismatch);
     }
 }
 
+/// Adds a call to others: as it is, or an agreement on it and calls of chunks of it.
+pub(super) fn cut_call(rng: &mut Rng, shape: &Shape, calls: &mut Vec<Shape>) {
+    let chunks = if one_in(rng, 2) { rng.between(2, 4) } else { 1 };
+    let whole = chunks == 1 || shape.count < chunks || shape.collective == Collective::Barrier;
+    let stripe = if whole { shape.stripe } else { Stripe::NONE };
+    calls.push(Shape { stripe, number: calls.len() as u64, ..*shape });
+    if whole {
+        return;
+    }
+    let mut left = shape.count;
+    for chunk in (1..=chunks).rev() {
+        let count = left.div_ceil(chunk);
+        left -= count;
+        calls.push(Shape { count, number: calls.len() as u64, ..*shape });
+    }
+}
+
+/// The ranks of each host, by the lowest, where these have several.
+pub(super) fn members(world: u32, several: &[Vec<u32>]) -> Vec<Vec<u32>> {
+    let of = |rank: u32| match several.iter().find(|ranks| ranks.contains(&rank)) {
+        Some(ranks) => (ranks[0] == rank).then(|| ranks.clone()),
+        None => Some(vec![rank]),
+    };
+    (0..world).filter_map(of).collect()
+}
+
 /// All ranks on so many hosts: those with several.
-fn draw_hosts(rng: &mut Rng, world: u32, hosts: u64) -> Vec<Vec<u32>> {
+pub(super) fn draw_hosts(rng: &mut Rng, world: u32, hosts: u64) -> Vec<Vec<u32>> {
     let mut of_host = vec![Vec::new(); hosts as usize];
     // No host is without a rank.
     let mut places: Vec<u64> = (0..hosts).collect();
@@ -111,6 +125,12 @@ mod tests {
             assert_eq!(all.len(), together, "{several:?}");
             assert!(several.iter().all(|ranks| ranks.is_sorted() && ranks.len() > 1));
             assert_eq!(together - several.len(), (u64::from(world) - hosts) as usize);
+            let members = members(world, &several);
+            assert_eq!(members.len() as u64, hosts, "{members:?}");
+            assert!(members.is_sorted_by_key(|ranks| ranks[0]));
+            let mut all = members.concat();
+            all.sort_unstable();
+            assert_eq!(all, (0..world).collect::<Vec<_>>());
         }
     }
 }

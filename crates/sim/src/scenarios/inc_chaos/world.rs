@@ -8,6 +8,7 @@ use millstream_wire::Mtu;
 
 use super::call::{Shape, Sizes};
 use super::failover;
+use super::several;
 use super::tree::Tree;
 use crate::{LinkOptions, Probability, Rng};
 
@@ -333,11 +334,7 @@ impl Group {
 
     /// The ranks of each host that has a connection for them, by the lowest.
     pub(super) fn members(&self) -> Vec<Vec<u32>> {
-        let of = |rank: u32| match self.several.iter().find(|ranks| ranks.contains(&rank)) {
-            Some(ranks) => (ranks[0] == rank).then(|| ranks.clone()),
-            None => Some(vec![rank]),
-        };
-        (0..self.sizes.world).filter_map(of).collect()
+        several::members(self.sizes.world, &self.several)
     }
 
     /// The ranks of the host whose lowest rank this is.

@@ -1,5 +1,7 @@
 //! New trees for all ranks: nodes on switches, and connections to them.
 
+use std::collections::BTreeMap;
+
 use millstream_inc::failover::Lost;
 use millstream_inc::{
     ACKNOWLEDGEMENT_DELAY, CONTROL_BYTES, ChildSpec, CommunicatorOptions, CommunicatorSpec,
@@ -19,8 +21,11 @@ use crate::connection::{Remote, connect};
 use crate::rank::DOMAIN;
 use crate::{ConnectionOptions, NodeId};
 
+/// The queue pairs of hosts, by their lowest rank, and the first packet sequence number of each.
+type Ends = BTreeMap<u32, (Qpn, Psn)>;
+
 impl Director {
-    /// Makes a set of trees; each rank's ends of them, and what it has to know when they are lost.
+    /// Makes a set of trees; each host's ends of them, and what it has to know when they are lost.
     pub(super) fn make_trees(
         &mut self,
         network: &mut Network<'_>,
@@ -30,20 +35,20 @@ impl Director {
         let trees = &group.lines[line];
         let world = trees.sizes.world;
         let mut engines = Vec::new();
-        // By tree and rank.
-        let mut ends: Vec<Vec<(Qpn, Psn)>> = trees.trees.iter().map(|_| Vec::new()).collect();
-        for (rank, &host) in (0..).zip(&group.hosts) {
+        // By tree, and by the lowest rank of each host.
+        let mut ends: Vec<Ends> = trees.trees.iter().map(|_| Ends::new()).collect();
+        for (ranks, host) in group.connections() {
             let mut own = Vec::new();
             for of_tree in &mut ends {
                 let Some(endpoint) = endpoint(network.machine_mut(NodeId(host))) else { continue };
-                let tree = make_end(endpoint, trees, rank);
-                of_tree.push((tree.qpn, Psn::new(self.rng.bits() as u32)));
+                let tree = make_end(endpoint, trees, ranks);
+                of_tree.insert(ranks[0], (tree.qpn, Psn::new(self.rng.bits() as u32)));
                 own.push(tree);
             }
             let lost = Lost {
                 communicator: tree_number(line, 0) as u64,
-                rank,
-                ranks: Ranks::one(rank),
+                rank: ranks[0],
+                ranks: ranks.iter().copied().collect(),
                 world,
                 trees: trees.trees.len() as u8,
                 segment_bytes: trees.sizes.segment_bytes,
@@ -64,7 +69,7 @@ impl Director {
         network: &mut Network<'_>,
         group: &Group,
         (line, number_of_tree): (usize, usize),
-        ends: &[(Qpn, Psn)],
+        ends: &Ends,
     ) {
         let Line { trees, sizes, path_mtu, .. } = &group.lines[line];
         let (tree, path_mtu) = (&trees[number_of_tree], *path_mtu);
@@ -81,13 +86,15 @@ impl Director {
         let mut ways_up: Vec<Option<Uplink>> = vec![None; tree.nodes.len()];
         for node in (0..tree.nodes.len()).rev() {
             let of_hosts = tree.nodes[node].ranks.iter().map(|&rank| {
-                let (qpn, psn) = ends[rank as usize];
+                let (qpn, psn) = ends[&rank];
                 let address = address(group.hosts[rank as usize]);
-                ChildSpec { ranks: Ranks::one(rank), address, qpn, psn, is_switch: false }
+                let ranks = group.ranks_with(rank).iter().copied().collect();
+                ChildSpec { ranks, address, qpn, psn, is_switch: false }
             });
             let of_nodes = tree.below(node).filter_map(|below| {
                 let Uplink { qpn, psn } = ways_up[below]?;
-                let ranks: Ranks = tree.ranks(below).into_iter().collect();
+                let hosts = tree.ranks(below).into_iter();
+                let ranks: Ranks = hosts.flat_map(|rank| group.ranks_with(rank)).copied().collect();
                 Some(ChildSpec { ranks, address: place(below), qpn, psn, is_switch: true })
             });
             let spec = CommunicatorSpec {
@@ -128,7 +135,7 @@ impl Director {
                     }
                     None => {
                         let (host, (qpn, psn)) =
-                            (group.hosts[edge.rank as usize], ends[edge.rank as usize]);
+                            (group.hosts[edge.rank as usize], ends[&edge.rank]);
                         let remote = Remote {
                             address: parent.address,
                             qpn: parent.qpn,
@@ -148,19 +155,23 @@ impl Director {
     }
 }
 
-/// A rank's end of a tree.
-fn make_end(endpoint: &mut Endpoint<OwnedMemory>, line: &Line, rank: u32) -> Tree {
+/// A host's end of a tree.
+fn make_end(endpoint: &mut Endpoint<OwnedMemory>, line: &Line, ranks: &[u32]) -> Tree {
     let (control_key, control_address) = register(endpoint, vec![0; CONTROL_BYTES]);
     let config = HostConfig {
         segment_bytes: line.sizes.segment_bytes,
         window: line.sizes.window,
         control_key,
         control_address,
-        rank,
+        rank: ranks[0],
         world: line.sizes.world,
         path_mtu: line.path_mtu,
     };
-    let worker = HostWorker::new(config).expect("segment and window are in range");
+    let worker = match ranks.len() {
+        1 => HostWorker::new(config),
+        _ => HostWorker::of_ranks(config, ranks.iter().copied().collect()),
+    };
+    let worker = worker.expect("segment and window are in range");
     let sends = worker.required_send_requests() as usize;
     let receives = worker.required_receive_requests() as usize;
     let completions = endpoint.create_completion_queue(sends + receives);

@@ -90,8 +90,9 @@ impl Watch {
         Self { group, nodes, line: 0, stage: Stage::Serving, happened: 0, seen: false }
     }
 
+    /// Those that are there for others of their host, too, or for themselves.
     fn ranks(&self) -> impl Iterator<Item = (u32, NodeId)> {
-        (0..).zip(self.group.hosts.iter().map(|&host| NodeId(host)))
+        self.group.connections().map(|(ranks, host)| (ranks[0], NodeId(host)))
     }
 
     /// Something has happened.
@@ -110,11 +111,13 @@ impl Director {
     pub(in super::super) fn start_failover(&mut self, network: &mut Network<'_>) {
         let Some(watch) = &self.failover else { return };
         let group = watch.group.clone();
-        let ranks = group.hosts.len() as u32;
-        let mut calls: Vec<Vec<Call>> = (0..ranks).map(|_| Vec::new()).collect();
+        if group.has_several() {
+            self.tally.one("fail-over: communicators of hosts with several ranks");
+        }
+        let (members, ranks) = (&group.members, group.hosts.len() as u32);
+        let mut calls: Vec<Vec<Call>> = members.iter().map(|_| Vec::new()).collect();
         for shape in &group.calls {
             let in_place = self.rng.below(2) == 0;
-            let members: Vec<Vec<u32>> = (0..ranks).map(|rank| vec![rank]).collect();
             let arena = |ranks_of: &Vec<u32>| shape.arena(&mut self.rng, ranks_of, ranks, in_place);
             let arenas: Vec<Arena> = members.iter().map(arena).collect();
             let trees = group.lines.iter().flat_map(|line| &line.trees);
@@ -122,33 +125,39 @@ impl Director {
             let count = if shape.rounds() { usize::MAX } else { 1 };
             let mut results: Vec<Vec<u8>> = Vec::new();
             for tree in trees.take(count) {
-                let whole = shape.whole(&arenas, &members, tree, ranks);
+                let whole = shape.whole(&arenas, members, tree, ranks);
                 if !results.contains(&whole) {
                     results.push(whole);
                 }
             }
             let (results, agreed) = (Rc::new(results), Rc::new(RefCell::new(None)));
-            for (rank, mut arena) in (0..).zip(arenas) {
-                let host = NodeId(group.hosts[rank as usize]);
-                let Some(endpoint) = endpoint(network.machine_mut(host)) else { continue };
+            let of_hosts = group.connections().zip(arenas).zip(&mut calls);
+            for (((ranks_of, host), mut arena), calls) in of_hosts {
+                let Some(endpoint) = endpoint(network.machine_mut(NodeId(host))) else { continue };
                 let at = register(endpoint, arena.bytes.clone());
-                arena.registered(shape, &[rank], ranks, at);
-                let (results, agreed) = (Rc::clone(&results), Rc::clone(&agreed));
-                let (shape, key, sequence, done) = (*shape, at.0, u64::MAX, false);
-                let call = Call { shape, key, arena, results, agreed, sequence, done };
-                calls[rank as usize].push(call);
+                arena.registered(shape, ranks_of, ranks, at);
+                calls.push(Call {
+                    shape: *shape,
+                    key: at.0,
+                    arena,
+                    results: Rc::clone(&results),
+                    agreed: Rc::clone(&agreed),
+                    sequence: u64::MAX,
+                    done: false,
+                });
             }
         }
         let engines = self.make_trees(network, &group, 0);
-        for ((rank, calls), (engine, lost)) in (0..).zip(calls).zip(engines) {
-            let host = NodeId(group.hosts[rank as usize]);
+        for (((ranks, host), calls), (engine, lost)) in group.connections().zip(calls).zip(engines)
+        {
+            let (ranks, host) = (ranks.to_vec(), NodeId(host));
             let rng = crate::Rng::new(self.rng.bits());
             let chunk = group.chunk;
             network.with_machine(host, |it, now| {
                 let Kind::Host(endpoint, _, all) = &mut it.kind else { return };
                 let scratch =
                     [(); 2].map(|()| register(endpoint, vec![0; scratch_bytes(chunk, lost.world)]));
-                all.push(Rank::new(rank, lost, engine, calls, scratch, chunk, now, rng));
+                all.push(Rank::new(ranks, lost, engine, calls, scratch, chunk, now, rng));
             });
         }
         self.plan_loss(network, group.losses.first());

@@ -6,6 +6,7 @@ use millstream_inc::{DataType, Mode, ReduceOperation};
 use millstream_wire::Mtu;
 
 use super::super::call::{Shape, Sizes};
+use super::super::several::{cut_call, draw_hosts, members};
 use super::super::tree::Tree;
 use super::super::world::{Trouble, World, moment, one_in};
 use crate::Rng;
@@ -18,6 +19,9 @@ const DIVIDED_BYTES: u64 = 16 << 10;
 pub(in super::super) struct Group {
     /// The machine of each rank.
     pub(super) hosts: Vec<usize>,
+    /// The ranks of each host that has a connection to a tree, by the lowest: of one that has several, the lowest is there
+    /// for all.
+    pub(super) members: Vec<Vec<u32>>,
     pub(super) calls: Vec<Shape>,
     /// One set of trees after the other.
     pub(super) lines: Vec<Line>,
@@ -53,13 +57,17 @@ pub(super) struct Line {
 }
 
 impl World {
-    /// Adds a communicator that goes on to some runs in which nothing else happens that need not be survived. Drawn from
-    /// numbers of its own, so that a seed of before is the same run where that changes nothing.
-    pub(in super::super) fn add_failover(&mut self, rng: &mut Rng) {
+    /// Adds a communicator that goes on to some runs in which nothing else happens that need not be survived; in half of
+    /// these, its hosts have several ranks. Drawn from numbers of its own, and what has hosts with several ranks from others,
+    /// so that a seed of before is the same run where that changes nothing.
+    pub(in super::super) fn add_failover(&mut self, rng: &mut Rng, of_several: &mut Rng) {
         if self.breaks || !one_in(rng, 3) {
             return;
         }
-        let group = Group::draw(rng, self);
+        let group = match one_in(of_several, 2) {
+            true => Group::draw_several(of_several, self),
+            false => Group::draw(rng, self),
+        };
         for loss in &group.losses {
             let (Trouble::Death { machine }
             | Trouble::Stand { machine, .. }
@@ -85,8 +93,28 @@ impl World {
 impl Group {
     fn draw(rng: &mut Rng, world: &World) -> Self {
         let ranks = rng.between(1, 6) as u32;
-        let hosts: Vec<usize> =
-            (0..ranks).map(|_| rng.below(world.hosts as u64) as usize).collect();
+        let hosts = draw_machines(rng, ranks, world);
+        Self::of(rng, world, hosts, members(ranks, &[]))
+    }
+
+    /// Some of its hosts have several ranks, and do long calls in chunks.
+    fn draw_several(rng: &mut Rng, world: &World) -> Self {
+        let ranks = rng.between(2, 8) as u32;
+        let count = rng.between(1, u64::from(ranks) - 1);
+        let several = draw_hosts(rng, ranks, count);
+        let mut hosts = draw_machines(rng, ranks, world);
+        for ranks in &several {
+            let machine = hosts[ranks[0] as usize];
+            ranks.iter().for_each(|&rank| hosts[rank as usize] = machine);
+        }
+        let group = Self::of(rng, world, hosts, members(ranks, &several));
+        let mut calls = Vec::new();
+        group.calls.iter().for_each(|shape| cut_call(rng, shape, &mut calls));
+        Self { calls, ..group }
+    }
+
+    fn of(rng: &mut Rng, world: &World, hosts: Vec<usize>, members: Vec<Vec<u32>>) -> Self {
+        let ranks = hosts.len() as u32;
         let loses_host = one_in(rng, 8);
         let most = match rng.below(4) {
             _ if loses_host => 0,
@@ -94,7 +122,7 @@ impl Group {
             _ => 1,
         };
         let mut free: Vec<usize> = (0..world.switches).collect();
-        let mut lines = vec![Line::draw(rng, ranks, &free, false)];
+        let mut lines = vec![Line::draw(rng, &members, &free, false)];
         let mut losses = Vec::new();
         while losses.len() < most && lines.last().is_some_and(|line| !line.is_hosted) {
             let line = &lines[lines.len() - 1];
@@ -105,7 +133,7 @@ impl Group {
             // Behind the switches is the outsider.
             let own = hosts.iter().map(|host| world.switches + 1 + host).collect();
             let places: Vec<usize> = if is_hosted { own } else { free.clone() };
-            lines.push(Line::draw(rng, ranks, &places, is_hosted));
+            lines.push(Line::draw(rng, &members, &places, is_hosted));
         }
         if loses_host {
             let machine = hosts[rng.below(ranks.into()) as usize];
@@ -115,6 +143,7 @@ impl Group {
         let calls = draw_calls(rng, &lines[0]);
         Self {
             hosts,
+            members,
             calls,
             lines,
             losses,
@@ -124,12 +153,28 @@ impl Group {
         }
     }
 
-    /// Memory regions of a host for each of its ranks: vectors, two that parts of them are made up for in, and one for each
-    /// tree.
+    /// Memory regions of a machine for each of its connections: vectors, two that parts of them are made up for in, and one
+    /// for each tree.
     pub(in super::super) fn regions_on(&self, machine: usize) -> usize {
-        let ranks = self.hosts.iter().filter(|&&host| host == machine).count();
+        let connections = self.connections().filter(|&(.., host)| host == machine).count();
         let trees: usize = self.lines.iter().map(|line| line.trees.len()).sum();
-        ranks * (self.calls.len() + 2 + trees)
+        connections * (self.calls.len() + 2 + trees)
+    }
+
+    /// The ranks that each connection is for, and its machine.
+    pub(super) fn connections(&self) -> impl Iterator<Item = (&[u32], usize)> {
+        self.members.iter().map(|ranks| (&ranks[..], self.hosts[ranks[0] as usize]))
+    }
+
+    /// The ranks of the host whose lowest rank this is.
+    pub(super) fn ranks_with(&self, rank: u32) -> &[u32] {
+        let all = self.members.iter().find(|ranks| ranks[0] == rank);
+        all.map_or(&[], |ranks| ranks)
+    }
+
+    /// Whether some host has several ranks.
+    pub(super) fn has_several(&self) -> bool {
+        self.members.len() < self.hosts.len()
     }
 
     /// Whether a host takes the place of a switch at some time.
@@ -145,16 +190,17 @@ impl Group {
 
 impl Line {
     /// Trees on some of these switches.
-    fn draw(rng: &mut Rng, ranks: u32, places: &[usize], is_hosted: bool) -> Self {
+    fn draw(rng: &mut Rng, members: &[Vec<u32>], places: &[usize], is_hosted: bool) -> Self {
         let path_mtu = [Mtu::B256, Mtu::B512, Mtu::B1024][rng.below(3) as usize];
         let sizes = Sizes {
             path_mtu: path_mtu.bytes() as u32,
             segment_bytes: path_mtu.bytes() as u32 * rng.between(1, 4) as u32,
             window: rng.between(1, 8) as u32,
-            world: ranks,
+            world: members.iter().map(|ranks| ranks.len() as u32).sum(),
         };
+        let lowest = || members.iter().map(|ranks| ranks[0]).collect();
         let mut trees: Vec<Tree> =
-            (0..rng.between(1, 3)).map(|_| Tree::draw(rng, ranks, places.len())).collect();
+            (0..rng.between(1, 3)).map(|_| Tree::of(rng, lowest(), places.len())).collect();
         for node in trees.iter_mut().flat_map(|tree| &mut tree.nodes) {
             node.switch = places[node.switch];
         }
@@ -185,6 +231,11 @@ impl Loss {
         let before = Some((at, Trouble::Cut { machine, length }));
         Self { at: at + length.mul_f64(rng.below(100) as f64 / 100.0), trouble, before }
     }
+}
+
+/// The machine of each rank.
+fn draw_machines(rng: &mut Rng, ranks: u32, world: &World) -> Vec<usize> {
+    (0..ranks).map(|_| rng.below(world.hosts as u64) as usize).collect()
 }
 
 fn draw_calls(rng: &mut Rng, line: &Line) -> Vec<Shape> {

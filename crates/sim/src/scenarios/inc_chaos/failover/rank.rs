@@ -6,6 +6,7 @@ use core::time::Duration;
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use millstream_inc::Collective;
 use millstream_inc::failover::{Lost, Report, Side};
 use millstream_roce::{Endpoint, Instant, OwnedMemory};
 
@@ -49,10 +50,12 @@ pub(in super::super) enum Phase {
     Over,
 }
 
-/// A rank.
+/// A rank, or the lowest one of a host that has several, for all of them.
 #[derive(Debug)]
 pub(in super::super) struct Rank {
     pub(super) number: u32,
+    /// All that it is there for.
+    pub(super) ranks: Vec<u32>,
     pub(super) lost: Lost,
     pub(super) engine: Engine,
     pub(super) phase: Phase,
@@ -90,7 +93,11 @@ impl Call {
     /// Its parameters, and where its vectors are.
     pub(super) fn work(&self) -> Work {
         let request = self.arena.request;
-        let range = |at: u64, bytes: &Range<usize>| at..at + bytes.len() as u64;
+        // An agreement touches none.
+        let none = self.shape.stripe.is_none();
+        let range = |at: u64, bytes: &Range<usize>| {
+            if none { 0..0 } else { at..at + bytes.len() as u64 }
+        };
         Work {
             call: request,
             source: range(request.source_address, &self.arena.source),
@@ -106,14 +113,30 @@ impl Call {
         }
     }
 
-    /// Where the destination of a rank begins in the result of all.
-    fn own(&self, rank: u32) -> usize {
-        let scatter = self.shape.collective == millstream_inc::Collective::ReduceScatter;
-        if scatter { rank as usize * self.arena.destination.len() } else { 0 }
+    const fn scatters(&self) -> bool {
+        matches!(self.shape.collective, Collective::ReduceScatter)
+    }
+
+    /// Where the destination of a host with these ranks begins in the result of all.
+    fn own(&self, ranks: &[u32]) -> usize {
+        match ranks {
+            &[only] if self.scatters() => only as usize * self.arena.destination.len(),
+            _ => 0,
+        }
+    }
+
+    /// Whether such a host gets the result of this byte of its destination.
+    fn gets(&self, ranks: &[u32], at: usize) -> bool {
+        let is_own = |part: usize| ranks.contains(&((at / part) as u32));
+        match self.shape.part_bytes() {
+            _ if self.shape.stripe.is_none() => false,
+            part if self.scatters() && ranks.len() > 1 => is_own(part),
+            _ => true,
+        }
     }
 
     /// What is wrong with a result.
-    fn check(&self, rank: u32, region: &[u8]) -> Option<String> {
+    fn check(&self, ranks: &[u32], region: &[u8]) -> Option<String> {
         let target = self.arena.destination.clone();
         let around = |at: &usize| !target.contains(at);
         if let Some(at) =
@@ -122,14 +145,19 @@ impl Call {
             return Some(format!("it wrote at {at}; result at {target:?}"));
         }
         let size = self.shape.data_type.size() as usize;
-        let (own, result) = (self.own(rank), &region[target.clone()]);
+        let (own, result) = (self.own(ranks), &region[target.clone()]);
         for (at, element) in (0..).step_by(size).zip(result.chunks(size)) {
-            let right = |it: &&Vec<u8>| it.get(own + at..own + at + size) == Some(element);
-            if !self.results.iter().any(|it| right(&it)) {
+            let right = |it: &Vec<u8>| it.get(own + at..own + at + size) == Some(element);
+            let is_left = || self.arena.bytes[target.clone()][at..at + size] == *element;
+            let is_right = match self.gets(ranks, at) {
+                true => self.results.iter().any(right),
+                false => is_left(),
+            };
+            if !is_right {
                 return Some(format!("wrong from {at} on, of {}", result.len()));
             }
         }
-        if self.shape.collective != millstream_inc::Collective::AllReduce {
+        if self.shape.collective != Collective::AllReduce || self.shape.stripe.is_none() {
             return None;
         }
         let mut agreed = self.agreed.borrow_mut();
@@ -139,13 +167,13 @@ impl Call {
     }
 
     /// What is wrong with what is there though the call has failed.
-    fn check_failed(&self, rank: u32, region: &[u8]) -> Option<String> {
-        let (target, own) = (self.arena.destination.clone(), self.own(rank));
+    fn check_failed(&self, ranks: &[u32], region: &[u8]) -> Option<String> {
+        let (target, own) = (self.arena.destination.clone(), self.own(ranks));
         let right = |at: usize| {
             let byte = region[at];
             let of_result = |it: &Vec<u8>| it.get(own + at - target.start) == Some(&byte);
-            byte == self.arena.bytes[at]
-                || target.contains(&at) && self.results.iter().any(of_result)
+            let gets = || target.contains(&at) && self.gets(ranks, at - target.start);
+            byte == self.arena.bytes[at] || gets() && self.results.iter().any(of_result)
         };
         let at = (0..region.len()).find(|&at| !right(at))?;
         Some(format!("it failed, and wrote at {at}; result at {target:?}"))
@@ -155,7 +183,7 @@ impl Call {
 impl Rank {
     #[expect(clippy::too_many_arguments, reason = "all that a rank is made of")]
     pub(super) fn new(
-        number: u32,
+        ranks: Vec<u32>,
         lost: Lost,
         engine: Engine,
         calls: Vec<Call>,
@@ -167,7 +195,8 @@ impl Rank {
         let retained = (0..lost.trees).map(|_| Retained::default()).collect();
         let start_at = Some(now + pause(&mut rng)).filter(|_| !calls.is_empty());
         Self {
-            number,
+            number: ranks[0],
+            ranks,
             lost,
             engine,
             phase: Phase::Serving,
@@ -288,7 +317,7 @@ impl Rank {
         for index in self.told..self.told + over {
             let call = &mut self.calls[index];
             let Some(region) = endpoint.memory_mut().region_mut(call.key) else { continue };
-            if let Some(what) = call.check(self.number, region) {
+            if let Some(what) = call.check(&self.ranks, region) {
                 self.wrong.push(format!("{:?}: {what}", call.shape));
             }
             if !call.done {
@@ -379,7 +408,7 @@ impl Rank {
         self.phase = Phase::Over;
         for call in &mut self.calls[self.told..self.started] {
             let Some(region) = endpoint.memory().region(call.key) else { continue };
-            if let Some(what) = call.check_failed(self.number, region) {
+            if let Some(what) = call.check_failed(&self.ranks, region) {
                 self.wrong.push(format!("{:?}: {what}", call.shape));
             }
             call.arena.bytes.copy_from_slice(region);

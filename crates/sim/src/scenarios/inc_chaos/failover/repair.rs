@@ -85,7 +85,7 @@ impl Rank {
             None => {}
         }
         let Some(list) = &repairing.list else {
-            self.fill(endpoint, &repairing.report.to_bytes());
+            self.fill_reports(endpoint, &repairing.report.to_bytes());
             let what = (DataType::UInt8, ReduceOperation::Sum);
             let bytes = REPORT_BYTES as u64;
             repairing.pending = Some(self.call(Collective::AllGather, 0, what, bytes));
@@ -146,6 +146,17 @@ impl Rank {
         let length = scratch_bytes(self.chunk, self.lost.world) as u64;
         let (source, destination) = (source..source + length, destination..destination + length);
         self.engine.start(&Work { call, source, destination })
+    }
+
+    /// What the AllGather of reports reads: a host with several ranks reports for each of them.
+    fn fill_reports(&self, endpoint: &mut Endpoint<OwnedMemory>, report: &[u8; REPORT_BYTES]) {
+        let [(key, _), _] = self.scratch;
+        let Some(region) = endpoint.memory_mut().region_mut(key) else { return };
+        let (places, _) = region.as_chunks_mut();
+        match &self.ranks[..] {
+            [_] => places[0] = *report,
+            several => several.iter().for_each(|&rank| places[rank as usize] = *report),
+        }
     }
 
     fn fill(&self, endpoint: &mut Endpoint<OwnedMemory>, bytes: &[u8]) {
@@ -274,6 +285,9 @@ impl Rank {
         self.retained = (0..trees).map(|_| Retained::default()).collect();
         self.phase = Phase::Serving;
         self.tally.push("fail-over: ranks that went on");
+        if self.ranks.len() > 1 {
+            self.tally.push("fail-over: hosts with several ranks that went on");
+        }
         self.plan_start(now);
     }
 }
