@@ -26,8 +26,35 @@ use crate::{Opcode, PiecesRequest, TransferError, TransferRequest, TransferState
 /// The places of a batch's tasks.
 #[derive(Debug)]
 pub(crate) struct Tasks {
-    all: Box<[Task]>,
+    all: Few,
     rare: OnceLock<Box<[Rare]>>,
+}
+
+/// Tasks: that of a single request needs no memory of its own.
+#[derive(Debug)]
+enum Few {
+    One(Task),
+    Many(Box<[Task]>),
+}
+
+impl Few {
+    fn new(count: usize) -> Self {
+        match count {
+            1 => Self::One(Task::default()),
+            _ => Self::Many((0..count).map(|_| Task::default()).collect()),
+        }
+    }
+}
+
+impl Deref for Few {
+    type Target = [Task];
+
+    fn deref(&self) -> &[Task] {
+        match self {
+            Self::One(task) => std::slice::from_ref(task),
+            Self::Many(tasks) => tasks,
+        }
+    }
 }
 
 /// What each task has. It is short: a batch may have many tasks, most of which end at once.
@@ -167,8 +194,7 @@ impl Tasks {
     /// So many. Where most of them will have what only some have, as an owner, there is `room` for that from
     /// the start: nothing is allocated later.
     pub(crate) fn new(count: usize, room: bool) -> Self {
-        let tasks =
-            Self { all: (0..count).map(|_| Task::default()).collect(), rare: OnceLock::new() };
+        let tasks = Self { all: Few::new(count), rare: OnceLock::new() };
         if room {
             tasks.room();
         }
