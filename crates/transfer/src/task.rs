@@ -4,6 +4,7 @@
 //! claims it. So a request of any length takes no memory, several queues can work on one request,
 //! and the faster does more of it.
 
+mod few;
 mod leaving;
 
 use std::ops::{Deref, Range};
@@ -13,6 +14,7 @@ use std::time::Instant;
 
 use millstream_transfer_core::TaskId;
 
+use self::few::Few;
 use crate::admission::Admitted;
 use crate::batch::BatchShared;
 use crate::metrics::Tally;
@@ -28,33 +30,6 @@ use crate::{Opcode, PiecesRequest, TransferError, TransferRequest, TransferState
 pub(crate) struct Tasks {
     all: Few,
     rare: OnceLock<Box<[Rare]>>,
-}
-
-/// Tasks: that of a single request needs no memory of its own.
-#[derive(Debug)]
-enum Few {
-    One(Task),
-    Many(Box<[Task]>),
-}
-
-impl Few {
-    fn new(count: usize) -> Self {
-        match count {
-            1 => Self::One(Task::default()),
-            _ => Self::Many((0..count).map(|_| Task::default()).collect()),
-        }
-    }
-}
-
-impl Deref for Few {
-    type Target = [Task];
-
-    fn deref(&self) -> &[Task] {
-        match self {
-            Self::One(task) => std::slice::from_ref(task),
-            Self::Many(tasks) => tasks,
-        }
-    }
 }
 
 /// What each task has. It is short: a batch may have many tasks, most of which end at once.
