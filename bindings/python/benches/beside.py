@@ -306,6 +306,11 @@ class Pair:
         return moved / 1e9 / elapsed, at(0.5), at(0.99), used / (moved / 1e9), carried / moved
 
 
+def shape(text):
+    size, count = text.split("x")
+    return int(size) << 10, int(count)
+
+
 def readable(size):
     return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
 
@@ -314,6 +319,7 @@ def main():
     parser = argparse.ArgumentParser()
     for name in ("millstream", "mooncake", "nixl"):
         parser.add_argument(f"--{name}", metavar="VENV")
+    parser.add_argument("--rows", metavar="KIBxCOUNT", type=shape, nargs="+", default=ROWS, help="as 4x1 64x1 4x128")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.3)
     parser.add_argument("--pin", action="store_true", help="the two ends to the first two processors")
@@ -327,7 +333,7 @@ def main():
     pairs = [Pair(name, pythons, cores) for name in known]
     found = {}
     for number in range(chosen.rounds):
-        for size, count in ROWS:
+        for size, count in chosen.rows:
             for op in ("write", "read"):
                 for pair in pairs[number % len(pairs) :] + pairs[: number % len(pairs)]:
                     row = pair.turn(op, size, count, chosen.seconds)

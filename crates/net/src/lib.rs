@@ -75,7 +75,7 @@ pub use forks::{ends_between_forks, forks};
 pub use names::lookup;
 #[cfg(not(millstream_loom))]
 pub use polling::{PollSet, Sleeper, Waiting};
-pub use prefetch::prefetch;
+pub use prefetch::{prefetch, prefetch_all};
 pub use progress::{
     AfterRound, Failure, Guard, Hook, MAX_ROUND_DATAGRAMS, NodeGuard, Opened, Progress,
     ProgressConfig, Shared, Worker, wait,

@@ -11,11 +11,16 @@ const BYTES: usize = 1024;
 /// each, they would begin anew. Any address will do, also one that is not mapped.
 #[inline]
 pub fn prefetch(address: *const u8, length: usize) {
-    if length < BYTES {
-        return;
+    if length >= BYTES {
+        prefetch_all(address, BYTES);
     }
+}
+
+/// The same of all of these bytes, where there is something else to wait for meanwhile.
+#[inline]
+pub fn prefetch_all(address: *const u8, length: usize) {
     #[cfg(target_arch = "x86_64")]
-    for offset in (0..BYTES).step_by(LINE) {
+    for offset in (0..length).step_by(LINE) {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         let line = address.wrapping_add(offset);
         // SAFETY: all x86-64 processors have the instruction, which changes nothing but caches, and
@@ -24,5 +29,5 @@ pub fn prefetch(address: *const u8, length: usize) {
     }
     // Other architectures have no stable intrinsic.
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = (address, LINE);
+    let _ = (address, length, LINE);
 }

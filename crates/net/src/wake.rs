@@ -39,7 +39,8 @@ impl Wake {
 
     /// Whether somebody has asked since the last call.
     pub(crate) fn take(&self) -> bool {
-        self.pending.swap(false, Ordering::SeqCst)
+        // Mostly nobody has, and a load costs less.
+        self.pending.load(Ordering::SeqCst) && self.pending.swap(false, Ordering::SeqCst)
     }
 
     /// Sleeps until somebody asks, one of `watched` is readable, or `timeout` has passed;

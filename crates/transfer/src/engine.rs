@@ -647,6 +647,9 @@ impl Inner {
         let left = || timeout.saturating_sub(start.elapsed());
         if let Some(streams) = self.streams.get() {
             batch.wait_for_streams(left(), streams);
+            if batch.is_finished() {
+                return true;
+            }
         }
         batch.wait(left(), &self.devices())
     }

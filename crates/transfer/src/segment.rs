@@ -1,6 +1,6 @@
 //! Segments that are open, and the engine's own.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -372,7 +372,8 @@ pub(crate) struct SegmentTable {
 #[derive(Debug)]
 struct Inner {
     next: u32,
-    by_id: HashMap<SegmentId, Arc<OpenSegment>>,
+    /// Looked up by each submission: to find a small number in a tree takes less than to hash it.
+    by_id: BTreeMap<SegmentId, Arc<OpenSegment>>,
     by_name: HashMap<String, SegmentId>,
 }
 

@@ -4,6 +4,7 @@
 //! claims it. So a request of any length takes no memory, several queues can work on one request,
 //! and the faster does more of it.
 
+mod few;
 mod leaving;
 
 use std::ops::{Deref, Range};
@@ -13,6 +14,7 @@ use std::time::Instant;
 
 use millstream_transfer_core::TaskId;
 
+use self::few::Few;
 use crate::admission::Admitted;
 use crate::batch::BatchShared;
 use crate::metrics::Tally;
@@ -26,7 +28,7 @@ use crate::{Opcode, PiecesRequest, TransferError, TransferRequest, TransferState
 /// The places of a batch's tasks.
 #[derive(Debug)]
 pub(crate) struct Tasks {
-    all: Box<[Task]>,
+    all: Few,
     rare: OnceLock<Box<[Rare]>>,
 }
 
@@ -167,8 +169,7 @@ impl Tasks {
     /// So many. Where most of them will have what only some have, as an owner, there is `room` for that from
     /// the start: nothing is allocated later.
     pub(crate) fn new(count: usize, room: bool) -> Self {
-        let tasks =
-            Self { all: (0..count).map(|_| Task::default()).collect(), rare: OnceLock::new() };
+        let tasks = Self { all: Few::new(count), rare: OnceLock::new() };
         if room {
             tasks.room();
         }

@@ -4,7 +4,6 @@
 //! waits looks only where that was of use: the window, for how long it looks, grows from nothing while waits are
 //! short, and shrinks to nothing where they are not, as that of `halt_poll_ns` does in the kernel's KVM.
 
-use std::hint;
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -210,10 +209,9 @@ impl BusyPoll {
         if wait.looking.is_some() {
             wait.looked = wait.elapsed();
             if wait.looked < self.window.length {
-                // Who is to bring about what is waited for may want this processor.
-                if wait.looked < YIELD_AFTER {
-                    hint::spin_loop();
-                } else {
+                // Who is to bring about what is waited for may want this processor. Earlier, each look is a system call,
+                // which takes longer than a pause.
+                if wait.looked >= YIELD_AFTER {
                     thread::yield_now();
                 }
                 return true;
@@ -226,12 +224,10 @@ impl BusyPoll {
         false
     }
 
-    /// A wait is over: what was waited for has come, or, with `came` false, something else ended it.
-    pub(super) fn end(&mut self, wait: &Wait, came: bool) {
-        if wait.since.is_none() {
-            return;
-        }
-        let took = wait.elapsed();
+    /// A wait is over now: what was waited for has come, or, with `came` false, something else ended it.
+    pub(super) fn end(&mut self, wait: &Wait, now: Instant, came: bool) {
+        let Some(since) = wait.since else { return };
+        let took = now.duration_since(since);
         // Who did not sleep may have stood still in between: that is no success.
         let looked = if wait.slept { wait.looked } else { took };
         if came || took > self.window.short() {
@@ -244,6 +240,11 @@ impl Wait {
     /// The thread is to sleep, or has something else to do.
     pub(super) fn stop_looking(&mut self) {
         self.looking = None;
+    }
+
+    /// For how long somebody has looked.
+    pub(super) const fn looked(&self) -> Duration {
+        self.looked
     }
 
     fn elapsed(&self) -> Duration {
@@ -359,7 +360,7 @@ mod tests {
         assert!(!busy.looks(&mut third));
         assert_eq!(polling.counts(), (2, 1));
         // What was not tried was not in vain.
-        busy.end(&third, true);
+        busy.end(&third, Instant::now(), true);
         assert_eq!((busy.window.length, busy.window.reluctance), (longest, 0));
         drop(first);
         assert!(busy.begin(false, []).looking.is_some());
@@ -387,7 +388,7 @@ mod tests {
         for _ in 0..10 {
             let mut wait = busy.begin(false, []);
             assert!(!busy.looks(&mut wait));
-            busy.end(&wait, true);
+            busy.end(&wait, Instant::now(), true);
         }
         assert_eq!(busy.polling.counts(), (0, 10));
     }
@@ -428,11 +429,11 @@ mod tests {
         assert!(!busy.looks(&mut wait) && !busy.looks(&mut wait));
         assert_eq!(polling.counts(), (0, 1));
         wait.since = Instant::now().checked_sub(us(1));
-        busy.end(&wait, false);
+        busy.end(&wait, Instant::now(), false);
         assert_eq!(busy.window.length, Duration::ZERO);
         busy.window.length = us(50);
         wait.since = Instant::now().checked_sub(us(151));
-        busy.end(&wait, false);
+        busy.end(&wait, Instant::now(), false);
         assert_eq!(busy.window.length, us(25));
     }
 }

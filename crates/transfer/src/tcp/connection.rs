@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use millstream_metadata::TlsError;
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
@@ -20,14 +20,16 @@ use super::line::{Checked, Damaged, Layer, Line};
 use super::message::{CHECKED, Header, Hello, MAX_DATA, PLAIN, Piece, Purpose};
 use super::original::{Request, Version};
 use super::peer::Peer;
+use super::stage::Stage;
 use crate::{FailureReason, Opcode};
 
 /// How much is under way on a connection at a time.
 const MAX_MESSAGES: usize = 16;
 const MAX_UNDER_WAY: u64 = 4 * MAX_DATA;
 
-/// Bytes that are received at once where an answer may begin.
-const STAGE: usize = 8 << 10;
+/// What a peer with numbered messages has said so long ago tells that the connection is there: it is a part of the time that a
+/// request takes on its way, in which the connection may break as well.
+const JUST_NOW: Duration = Duration::from_micros(10);
 
 /// Where bytes go that have no place.
 const SCRATCH: usize = 64 << 10;
@@ -70,6 +72,8 @@ enum Broken {
 pub(super) struct Connection {
     phase: Phase,
     stream: Option<Arc<TcpStream>>,
+    /// It is another one, or none any more.
+    changed: bool,
     /// Which of the peer's addresses is next, or is used, and what it was.
     address: usize,
     at: Option<SocketAddr>,
@@ -90,9 +94,7 @@ pub(super) struct Connection {
     under_way_bytes: u64,
     /// There was no room.
     blocked: bool,
-    /// What was received and not read.
-    stage: Vec<u8>,
-    start: usize,
+    stage: Stage,
     scratch: Vec<u8>,
     receiving: Receiving,
     status: old::Status,
@@ -112,6 +114,11 @@ impl Connection {
         self.stream.as_ref()
     }
 
+    /// Whether it has another stream than when this was last asked, or none any more.
+    pub(super) fn has_changed(&mut self) -> bool {
+        std::mem::take(&mut self.changed)
+    }
+
     pub(super) fn wants_room(&self) -> bool {
         match self.phase {
             Phase::Connecting => true,
@@ -126,13 +133,37 @@ impl Connection {
 
     /// Does what can be done without a wait.
     pub(super) fn work(&mut self, peer: &Arc<Peer>, readable: bool, writable: bool) -> Did {
-        match self.try_work(peer, readable, writable) {
-            Ok(did) => did,
-            Err(broken) => {
-                self.close(peer, broken);
-                if peer.flow().has_more() { Did::Again } else { Did::Idle }
-            }
+        let done = self.try_work(peer, readable, writable);
+        self.unless_broken(peer, done)
+    }
+
+    /// The same where somebody looks whether the answer has come to the only message under way: `None`, and nothing was
+    /// done, if it has not, or there is something else to wait for.
+    pub(super) fn look(&mut self, peer: &Arc<Peer>) -> Option<Did> {
+        if !self.awaits_answer(peer) {
+            return None;
         }
+        let done = match self.receive_numbered(peer) {
+            Ok(now) => self.proceed(peer, now?),
+            Err(broken) => Err(broken),
+        };
+        Some(self.unless_broken(peer, done))
+    }
+
+    /// Whether there is nothing to wait for but the answer to one numbered message. Who looks for it has the connection
+    /// for most of the time: where more is going on, others are to have it, too.
+    pub(super) fn awaits_answer(&self, peer: &Peer) -> bool {
+        self.phase == Phase::Open
+            && peer.framing() == Framing::Numbered
+            && !self.blocked
+            && self.under_way.len() == 1
+    }
+
+    fn unless_broken(&mut self, peer: &Arc<Peer>, done: Result<Did, Broken>) -> Did {
+        done.unwrap_or_else(|broken| {
+            self.close(peer, broken);
+            if peer.flow().has_more() { Did::Again } else { Did::Idle }
+        })
     }
 
     fn try_work(
@@ -163,23 +194,33 @@ impl Connection {
         // A peer that closed the connection while nothing was under way is found out before it gets a WRITE, of which
         // nobody could say then whether it was done.
         let rested = self.answered && self.under_way.is_empty();
-        if readable || (rested && peer.flow().has_more()) {
+        let mut now = Instant::now();
+        let was_heard = self.moved.is_some_and(|moved| now.duration_since(moved) < JUST_NOW)
+            && peer.framing() == Framing::Numbered;
+        if readable || (rested && !was_heard && peer.flow().has_more()) {
             match peer.framing() {
-                Framing::Numbered => self.receive_numbered(peer)?,
-                Framing::Old(version) => self.receive_old(peer, version)?,
+                Framing::Numbered => now = self.receive_numbered(peer)?.unwrap_or(now),
+                Framing::Old(version) => {
+                    self.receive_old(peer, version)?;
+                    now = Instant::now();
+                }
             }
-        }
-        let now = Instant::now();
-        if !self.under_way.is_empty() && peer.flow().is_to_end(&self.under_way, now) {
-            return Err(Broken::ToEnd);
         }
         if writable {
             self.blocked = false;
         }
+        self.proceed(peer, now)
+    }
+
+    /// What follows once everything was received that there is.
+    fn proceed(&mut self, peer: &Arc<Peer>, now: Instant) -> Result<Did, Broken> {
+        if !self.under_way.is_empty() && peer.flow().is_to_end(&self.under_way, now) {
+            return Err(Broken::ToEnd);
+        }
         if self.blocked {
             return Ok(Did::Full);
         }
-        self.send(peer)
+        self.send(peer, now)
     }
 
     /// Whether it broke since nothing has moved for too long, or to end what is under way.
@@ -221,6 +262,7 @@ impl Connection {
         let stream =
             begin_connect(address).map_err(|error| cannot_connect(Some(address), &error))?;
         (self.stream, self.at) = (Some(Arc::new(stream)), Some(address));
+        self.changed = true;
         self.phase = Phase::Connecting;
         self.moved = Some(Instant::now());
         (self.answered, self.served) = (false, false);
@@ -287,13 +329,16 @@ impl Connection {
     }
 
     /// Sends what there is, as long as there is room.
-    fn send(&mut self, peer: &Arc<Peer>) -> Result<Did, Broken> {
-        let Some(stream) = self.stream.clone() else { return Ok(Did::Idle) };
+    fn send(&mut self, peer: &Arc<Peer>, now: Instant) -> Result<Did, Broken> {
+        if self.stream.is_none() {
+            return Ok(Did::Idle);
+        }
+        let mut has_more = true;
         loop {
             if self.sending || self.line.has_unsent() {
-                match self.send_some(&stream) {
+                match self.send_some() {
                     Ok(()) => {
-                        self.moved = Some(Instant::now());
+                        self.moved = Some(now);
                         self.after_sending(peer)?;
                     }
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -305,6 +350,10 @@ impl Connection {
                 }
                 continue;
             }
+            // Who has brought more since has found the lane taken, and left a note.
+            if !has_more {
+                return Ok(Did::Idle);
+            }
             let has_room = match peer.framing() {
                 Framing::Numbered => {
                     self.under_way.len() < MAX_MESSAGES && self.under_way_bytes < MAX_UNDER_WAY
@@ -314,13 +363,17 @@ impl Connection {
             if !has_room {
                 return Ok(if peer.flow().has_more() { Did::Full } else { Did::Idle });
             }
-            let Some(message) = peer.flow().next_message() else { return Ok(Did::Idle) };
-            self.begin(peer, message);
+            let mut flow = peer.flow();
+            let message = flow.next_message();
+            has_more = flow.has_more();
+            drop(flow);
+            let Some(message) = message else { return Ok(Did::Idle) };
+            self.begin(peer, message, now);
         }
     }
 
     /// Makes a message the one that is sent.
-    fn begin(&mut self, peer: &Peer, message: Message) {
+    fn begin(&mut self, peer: &Peer, message: Message, now: Instant) {
         if self.out_sent == self.out.len() {
             self.out.clear();
             self.out_sent = 0;
@@ -360,14 +413,15 @@ impl Connection {
         self.under_way.push_back(message);
         self.sending = true;
         // Silence counts from here on.
-        self.moved = Some(Instant::now());
+        self.moved = Some(now);
         if matches!(peer.framing(), Framing::Old(_)) {
             self.await_data(true);
         }
     }
 
     /// Sends of headers, data and tail what there is room for.
-    fn send_some(&mut self, stream: &TcpStream) -> io::Result<()> {
+    fn send_some(&mut self) -> io::Result<()> {
+        let Some(stream) = &self.stream else { return Ok(()) };
         if !self.sending {
             return self.line.flush(stream);
         }
@@ -398,6 +452,12 @@ impl Connection {
             return Ok(());
         }
         self.sending = false;
+        if let Some(message) = self.under_way.back()
+            && message.opcode == Some(Opcode::Read)
+        {
+            // Until its data has come.
+            message.pieces.prefetch();
+        }
         if self.status == old::Status::None
             && peer.framing() == Framing::Old(Version::One)
             && let Some(message) = self.under_way.pop_front()
@@ -422,13 +482,14 @@ impl Connection {
         let begun = if std::mem::take(&mut self.turned_away) { 0 } else { self.begun() };
         self.proving = None;
         if let Some(stream) = self.stream.take() {
+            self.changed = true;
             // What it should know of its end.
             let _ = self.line.flush(&stream);
             let _ = stream.shutdown(std::net::Shutdown::Both);
         }
         (self.sending, self.blocked, self.under_way_bytes) = (false, false, 0);
         self.line = Line::default();
-        (self.start, self.moved) = (0, None);
+        self.moved = None;
         self.stage.clear();
         let ended =
             matches!(broken, Broken::Ended(_) | Broken::Failed(FailureReason::Checksum { .. }));

@@ -174,6 +174,11 @@ impl Flow {
         self.tasks.len() - self.free.len()
     }
 
+    /// Whether there is something for [`take_ended`](Self::take_ended).
+    pub(super) fn has_ended(&self) -> bool {
+        !self.ended.is_empty()
+    }
+
     /// What ended since the last call, into `into`.
     pub(super) fn take_ended(&mut self, into: &mut Vec<Ended>) {
         into.append(&mut self.ended);
@@ -528,6 +533,11 @@ impl Flow {
             self.endings += 1;
             self.settle(slot);
         }
+    }
+
+    /// Whether something may end because its time is over.
+    pub(super) fn awaits_time(&self) -> bool {
+        self.earliest.is_some() || !self.fences.is_empty()
     }
 
     /// Ends what is to end by now.

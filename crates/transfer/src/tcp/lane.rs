@@ -36,6 +36,8 @@ pub(super) struct Lane {
     writable: AtomicBool,
     /// It waits for room to send, or to be connected.
     wants_room: AtomicBool,
+    /// It waits for the answer to a numbered message, and for nothing else.
+    awaits_answer: AtomicBool,
     stream: Mutex<Option<Arc<TcpStream>>>,
 }
 
@@ -57,11 +59,13 @@ impl Lane {
                 self.seat()
             });
             let Some(mut seat) = seat else { return Left::Taken };
-            self.requested.store(false, Ordering::SeqCst);
-            let readable = self.readable.swap(false, Ordering::SeqCst);
-            let writable = self.writable.swap(false, Ordering::SeqCst);
+            if self.requested.load(Ordering::SeqCst) {
+                self.requested.store(false, Ordering::SeqCst);
+            }
+            let [readable, writable] = [&self.readable, &self.writable]
+                .map(|is| is.load(Ordering::SeqCst) && is.swap(false, Ordering::SeqCst));
             let did = seat.work(peer, readable, writable);
-            self.show(peer, &seat);
+            self.show(peer, &mut seat);
             drop(seat);
             if self.requested.swap(false, Ordering::SeqCst) || did == Did::Again {
                 continue;
@@ -74,12 +78,34 @@ impl Lane {
         }
     }
 
+    /// Whether nothing but the answer to a numbered message is waited for, which [`Lane::look`] looks for.
+    pub(super) fn awaits_answer(&self) -> bool {
+        self.awaits_answer.load(Ordering::Relaxed)
+    }
+
+    /// Receives that answer if it has come, and does what follows from it; whether there was something to do. It takes one
+    /// system call, where to ask whether something has come and to receive it are two.
+    pub(super) fn look(&self, peer: &Arc<Peer>) -> bool {
+        // Who has the seat receives.
+        let Some(mut seat) = self.seat() else { return false };
+        let did = seat.look(peer);
+        if did.is_some() {
+            self.show(peer, &mut seat);
+        }
+        drop(seat);
+        let is_asked = self.requested.swap(false, Ordering::SeqCst);
+        if is_asked || did == Some(Did::Again) {
+            self.work(peer);
+        }
+        is_asked || did.is_some()
+    }
+
     /// Looks whether its time is over.
     pub(super) fn check(&self, peer: &Arc<Peer>, now: Instant) {
         // Whoever works on it makes progress.
         let Some(mut seat) = self.seat() else { return };
         let broke = seat.check(peer, now);
-        self.show(peer, &seat);
+        self.show(peer, &mut seat);
         drop(seat);
         if broke || self.requested.load(Ordering::SeqCst) {
             self.work(peer);
@@ -90,20 +116,23 @@ impl Lane {
     pub(super) fn stop(&self, peer: &Arc<Peer>) {
         let mut seat = self.seat.lock().unwrap_or_else(PoisonError::into_inner);
         seat.stop(peer);
-        self.show(peer, &seat);
+        self.show(peer, &mut seat);
     }
 
     /// Shows those who wait what to wait for.
-    fn show(&self, peer: &Arc<Peer>, connection: &Connection) {
+    fn show(&self, peer: &Arc<Peer>, connection: &mut Connection) {
         let wants_room = connection.wants_room();
-        let wanted = self.wants_room.swap(wants_room, Ordering::SeqCst);
-        let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
-        let shown = stream.as_ref().map(Arc::as_ptr);
-        let changed = shown != connection.stream().map(Arc::as_ptr);
+        // Nobody else sets it: who shows has the seat.
+        let wanted = self.wants_room.load(Ordering::SeqCst);
+        if wants_room != wanted {
+            self.wants_room.store(wants_room, Ordering::SeqCst);
+        }
+        self.awaits_answer.store(connection.awaits_answer(peer), Ordering::Relaxed);
+        let changed = connection.has_changed();
         if changed {
+            let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
             *stream = connection.stream().cloned();
         }
-        drop(stream);
         if changed || (wants_room && !wanted) {
             peer.progress().interests_changed();
         }
@@ -140,9 +169,14 @@ mod tests {
         assert_eq!(lane.work(&peer), Left::Taken);
         // Nor does who looks whether its time is over wait for the seat.
         lane.check(&peer, Instant::now());
+        // And who looks for an answer leaves that to who has it.
+        assert!(!lane.look(&peer));
         drop(seat);
         assert!(lane.requested.load(Ordering::SeqCst));
         lane.check(&peer, Instant::now());
+        assert!(!lane.requested.load(Ordering::SeqCst));
+        lane.requested.store(true, Ordering::SeqCst);
+        assert!(lane.look(&peer) && !lane.look(&peer));
         assert!(!lane.requested.load(Ordering::SeqCst));
         assert_eq!(lane.work(&peer), Left::Idle);
         assert!(!lane.is_connected() && lane.watch(&mut PollSet::default()).is_none());

@@ -16,11 +16,12 @@ mod peer;
 mod pieces;
 mod progress;
 pub(crate) mod relay;
+mod stage;
 mod target;
 #[cfg(test)]
 pub(crate) mod testing;
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
@@ -134,7 +135,7 @@ pub(crate) struct TcpTransport {
     named_by_address: bool,
     /// Who is admitted, where there is a token or a certificate.
     gate: Option<Gate>,
-    routes: RwLock<HashMap<SegmentId, Arc<Peer>>>,
+    routes: RwLock<BTreeMap<SegmentId, Arc<Peer>>>,
     /// Peers that are for nothing more but what was submitted before.
     retired: Mutex<Vec<Arc<Peer>>>,
     polling: Arc<Polling>,

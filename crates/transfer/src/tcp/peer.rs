@@ -1,5 +1,6 @@
 //! A peer: what is to be done with its memory, and the connections to it.
 
+use std::cell::Cell;
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::io;
@@ -33,6 +34,11 @@ const BACK_OFF: (Duration, Duration) = (Duration::from_millis(20), Duration::fro
 
 /// When so many connections in a row ended without an answer, what waits for the next one fails.
 const MAX_UNANSWERED: u32 = 3;
+
+thread_local! {
+    /// Room for tasks that have ended. It keeps its memory.
+    static SPARE: Cell<Vec<Ended>> = const { Cell::new(Vec::new()) };
+}
 
 /// Where a peer is, and how it is talked to.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -292,7 +298,9 @@ impl Peer {
         }
         self.counted.fetch_add(more, Ordering::SeqCst);
         self.progress.more(more);
-        flow.tick(Instant::now());
+        if flow.awaits_time() {
+            flow.tick(Instant::now());
+        }
         drop(flow);
         if self.ending.load(Ordering::SeqCst) {
             self.flow().end_all(&FailureReason::ShutDown);
@@ -315,7 +323,7 @@ impl Peer {
 
     /// Has lanes send what there is to send: one after the other, as each has no more room.
     pub(super) fn work(self: &Arc<Self>) {
-        let mut connecting = false;
+        let (mut connecting, mut has_ended) = (false, true);
         for lane in &self.lanes {
             // One at a time is connected: it may be enough.
             if connecting && !lane.is_connected() {
@@ -327,51 +335,66 @@ impl Peer {
                 Left::Connecting => connecting = true,
                 Left::Taken => break,
             }
-            if !self.flow().has_more() {
+            let flow = self.flow();
+            has_ended = flow.has_ended();
+            if !flow.has_more() {
                 break;
             }
         }
-        self.tell();
+        if has_ended {
+            self.tell();
+        }
+    }
+
+    /// What follows when a lane was worked on.
+    fn go_on(self: &Arc<Self>) {
+        let flow = self.flow();
+        let (has_more, has_ended) = (flow.has_more(), flow.has_ended());
+        drop(flow);
+        if has_more {
+            self.work();
+        } else if has_ended {
+            self.tell();
+        }
+    }
+
+    /// Receives an answer over a lane if one has come; whether there was something to do.
+    pub(super) fn look(self: &Arc<Self>, lane: usize) -> bool {
+        let found = self.lanes[lane].look(self);
+        if found {
+            self.go_on();
+        }
+        found
     }
 
     /// A wait has found that a lane can go on.
     pub(super) fn ready(self: &Arc<Self>, lane: usize, readable: bool, writable: bool) {
         self.lanes[lane].is_ready(readable, writable);
         self.lanes[lane].work(self);
-        if self.flow().has_more() {
-            self.work();
-        }
-        self.tell();
+        self.go_on();
     }
 
     /// Ends what is to end by now.
     pub(super) fn tick(self: &Arc<Self>, now: Instant) {
         self.flow().tick(now);
         self.lanes.iter().for_each(|lane| lane.check(self, now));
-        if self.flow().has_more() {
-            self.work();
-        }
-        self.tell();
+        self.go_on();
     }
 
     /// Tells of the tasks that have ended.
     fn tell(&self) {
-        loop {
-            let mut ended: Vec<Ended> = self.progress.spare();
-            self.flow().take_ended(&mut ended);
-            let count = ended.len();
-            if count > 0 {
-                self.counted.fetch_sub(count, Ordering::SeqCst);
-                // First: whoever is told looks whether there is more to wait for.
-                self.progress.fewer(count);
-                let (engine, transport) = (self.engine.as_ref(), self.place.transport());
-                tell(&mut ended, engine, self.place.incarnation, transport);
-            }
-            self.progress.give_spare(ended);
-            if count == 0 {
-                return;
-            }
+        // Who tells may submit something else, and tell of that.
+        let mut ended = SPARE.try_with(Cell::take).unwrap_or_default();
+        self.flow().take_ended(&mut ended);
+        let count = ended.len();
+        if count > 0 {
+            self.counted.fetch_sub(count, Ordering::SeqCst);
+            // First: whoever is told looks whether there is more to wait for.
+            self.progress.fewer(count);
+            let (engine, transport) = (self.engine.as_ref(), self.place.transport());
+            tell(&mut ended, engine, self.place.incarnation, transport);
         }
+        let _ = SPARE.try_with(|spare| spare.set(ended));
     }
 
     /// Whether a lane is to be connected. What cannot be done soon fails.

@@ -11,9 +11,11 @@ use std::net::TcpStream;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
+use millstream_net::prefetch_all;
 use millstream_net::stream::{receive_slice, send_slice};
 
 use super::message::Fault;
+use super::stage::ROOM as STAGE;
 use crate::memory::{Gathered, Inside, LocalMemory};
 
 /// Bad address: nothing is mapped there.
@@ -21,6 +23,9 @@ const EFAULT: i32 = 14;
 
 /// Sent for what is not there any more.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+
+/// A piece that has fewer bytes than this is copied as fast as it is loaded.
+const SHORTEST: usize = 512;
 
 /// Bytes of memory of a GPU that are staged at a time.
 pub(super) const STAGED: usize = 256 << 10;
@@ -120,6 +125,18 @@ impl Pieces {
         }
     }
 
+    /// Has the processor load what comes next while there is something else to wait for, if it is short and one piece: it
+    /// will be copied whole.
+    pub(super) fn prefetch(&self) {
+        let [Piece { memory: Some(memory), address, length, fault: None }] = self.list.as_slice()
+        else {
+            return;
+        };
+        if (SHORTEST..=STAGE).contains(&(*length as usize)) && !memory.is_gpu() {
+            prefetch_all(std::ptr::without_provenance(*address as usize), *length as usize);
+        }
+    }
+
     /// Those with faults, and their indexes.
     pub(super) fn faults(&self) -> impl Iterator<Item = (u32, Fault)> {
         (0..).zip(&self.list).filter_map(|(index, piece)| Some((index, piece.fault?)))
@@ -141,16 +158,12 @@ impl Pieces {
                 gathered.add_bytes(after);
                 return gathered.send(stream.as_fd());
             }
-            let mut gathered = Gathered::default();
-            gathered.add_bytes(before);
-            if self.gather(&mut gathered) {
-                gathered.add_bytes(after);
-            }
-            let (count, result) = match gathered.count() {
-                0 => (0, Ok(0)),
-                count => (count, gathered.send(stream.as_fd())),
+            let (count, result) = match self.send_last(stream, before, after) {
+                Some(result) => {
+                    (1 + [before, after].iter().filter(|it| !it.is_empty()).count(), result)
+                }
+                None => self.send_gathered(stream, before, after),
             };
-            drop(gathered);
             if count == 0 {
                 // Its memory is not there.
                 if self.strict {
@@ -176,6 +189,43 @@ impl Pieces {
                     return Ok(sent);
                 }
             }
+        }
+    }
+
+    /// As [`Self::send_gathered`] where there is one piece left, which needs no list: `None` where there are more, or its
+    /// memory is not there.
+    fn send_last(
+        &self,
+        stream: &TcpStream,
+        before: &[u8],
+        after: &[u8],
+    ) -> Option<io::Result<usize>> {
+        let [Piece { memory: Some(memory), address, length, fault: None }] =
+            self.list.get(self.next..)?
+        else {
+            return None;
+        };
+        let inside = memory.enter().filter(|_| !self.singly)?;
+        let (from, left) = (address.wrapping_add(self.done), length - self.done);
+        inside.pointer(from, left)?;
+        Some(inside.send(stream.as_fd(), before, (from, left), after))
+    }
+
+    /// Sends all that can be sent at once; of how many parts that was.
+    fn send_gathered(
+        &self,
+        stream: &TcpStream,
+        before: &[u8],
+        after: &[u8],
+    ) -> (usize, io::Result<usize>) {
+        let mut gathered = Gathered::default();
+        gathered.add_bytes(before);
+        if self.gather(&mut gathered) {
+            gathered.add_bytes(after);
+        }
+        match gathered.count() {
+            0 => (0, Ok(0)),
+            count => (count, gathered.send(stream.as_fd())),
         }
     }
 

@@ -14,7 +14,6 @@ use std::time::{Duration, Instant};
 use millstream_net::{PollSet, Sleeper, Waiters, ends_between_forks};
 
 use super::busy_poll::{BusyPoll, Polling, Wait};
-use super::ended::Ended;
 use super::message::MAX_DATA;
 use super::peer::Peer;
 
@@ -26,6 +25,9 @@ const GRACE: Duration = Duration::from_millis(1);
 
 /// When there was nothing to do for so long, its thread sleeps until it is woken.
 const REST: Duration = Duration::from_millis(50);
+
+/// Where an answer is to come over one stream, the others are looked at once in so many turns.
+const TURNS: u32 = 16;
 
 /// How long a thread sleeps that cannot be woken.
 const BLIND: Duration = Duration::from_millis(1);
@@ -53,7 +55,6 @@ pub(crate) struct Progress {
     led: AtomicU64,
     own: Mutex<Own>,
     changed: Condvar,
-    spare: Mutex<Vec<Vec<Ended>>>,
 }
 
 /// The transport's thread.
@@ -69,13 +70,28 @@ struct Own {
 struct Leader {
     set: PollSet,
     watched: Vec<(Arc<Peer>, usize)>,
+    /// The only one of these over which an answer is to come, if there is one.
+    awaited: Option<usize>,
     /// Kept open while they are waited for.
     streams: Vec<Arc<TcpStream>>,
     /// Those that have something to do, while they are looked at.
     busy: Vec<Arc<Peer>>,
     ticked: Option<Instant>,
+    /// When something was to end next when they were gathered.
+    deadline: Option<Instant>,
     /// For how long the streams are looked at before a sleep.
     busy_poll: BusyPoll,
+}
+
+/// How it ended to look at the streams.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Looked {
+    /// Something has come.
+    Found,
+    /// There is something else to do, or the time is over.
+    Ended,
+    /// Who looks is to sleep.
+    InVain,
 }
 
 impl Leader {
@@ -83,17 +99,26 @@ impl Leader {
         self.busy_poll.begin(is_apart, self.streams.iter().map(|stream| &**stream))
     }
 
-    /// Looks at the streams for as long as that may be of use; whether there is no need to sleep.
-    fn look(&mut self, wait: &mut Wait, soon: Duration, ends: impl Fn() -> bool) -> bool {
+    /// Looks at the streams for as long as that may be of use, and receives what comes where an answer is to come over
+    /// one of them only.
+    fn look(&mut self, wait: &mut Wait, soon: Duration, ends: impl Fn() -> bool) -> Looked {
+        let mut turns = 0_u32;
         while self.busy_poll.looks(wait) {
-            if self.set.look().is_err() {
-                return false;
+            turns = turns.wrapping_add(1);
+            let awaited = self.awaited.filter(|_| !turns.is_multiple_of(TURNS));
+            let came = match awaited.map(|index| &self.watched[index]) {
+                Some((peer, lane)) => peer.look(*lane),
+                None if self.set.look().is_err() => return Looked::InVain,
+                None => self.is_any_ready(),
+            };
+            if came {
+                return Looked::Found;
             }
-            if self.is_any_ready() || ends() || wait.left_of(soon).is_zero() {
-                return true;
+            if ends() || wait.looked() >= soon {
+                return Looked::Ended;
             }
         }
-        false
+        Looked::InVain
     }
 
     fn is_any_ready(&self) -> bool {
@@ -135,17 +160,6 @@ impl Progress {
 
     pub(super) fn fewer(&self, count: usize) {
         self.unfinished.fetch_sub(count, Ordering::SeqCst);
-    }
-
-    pub(super) fn spare(&self) -> Vec<Ended> {
-        self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default()
-    }
-
-    pub(super) fn give_spare(&self, spare: Vec<Ended>) {
-        let mut all = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
-        if all.len() < 16 {
-            all.push(spare);
-        }
     }
 
     /// A stream is to be waited for that was not, or in another way.
@@ -198,7 +212,7 @@ impl Progress {
         self.led.fetch_add(1, Ordering::SeqCst);
         self.gather(&mut seat);
         if seat.set.look().is_ok() {
-            self.work(&mut seat);
+            self.work(&mut seat, Instant::now());
         }
         self.leave(seat);
     }
@@ -209,9 +223,9 @@ impl Progress {
         let deadline = Instant::now().checked_add(timeout);
         let left =
             || deadline.map_or(Duration::MAX, |it| it.saturating_duration_since(Instant::now()));
-        let over = || look() || !self.is_busy() || left().is_zero();
+        let over = || look() || !self.is_busy();
         let Some(sleeper) = Sleeper::own() else {
-            while !over() {
+            while !over() && !left().is_zero() {
                 self.progress();
                 thread::sleep(BLIND.min(left()));
             }
@@ -220,7 +234,7 @@ impl Progress {
         let _waiting = sleeper.enter(waiters);
         loop {
             sleeper.take();
-            if over() {
+            if over() || left().is_zero() {
                 return;
             }
             if let Some(seat) = self.seat() {
@@ -277,22 +291,29 @@ impl Progress {
             if over() {
                 break;
             }
+            let left = left();
+            if left.is_zero() {
+                break;
+            }
             let (soon, is_apart) = self.gather(&mut seat);
+            let soon = left.min(soon);
             let changed = || self.version.load(Ordering::SeqCst) != version;
             let mut wait = is_awaited.then(|| seat.begin_wait(is_apart));
             let ends = || over() || changed();
-            if !wait.as_mut().is_some_and(|wait| seat.look(wait, soon, ends)) {
+            let looked = wait.as_mut().map_or(Looked::InVain, |wait| seat.look(wait, soon, ends));
+            if looked == Looked::InVain {
                 let soon = wait.as_ref().map_or(soon, |wait| wait.left_of(soon));
-                if sleeper.sleep(&mut seat.set, left().min(soon), changed).is_err() {
+                if sleeper.sleep(&mut seat.set, soon, changed).is_err() {
                     // The kernel lacks memory.
                     thread::sleep(BLIND);
                 }
             }
+            let now = Instant::now();
             if let Some(wait) = wait {
-                let came = seat.is_any_ready();
-                seat.busy_poll.end(&wait, came);
+                let came = looked == Looked::Found || seat.is_any_ready();
+                seat.busy_poll.end(&wait, now, came);
             }
-            self.work(&mut seat);
+            self.work(&mut seat, now);
         }
         *self.leader.lock().unwrap_or_else(PoisonError::into_inner) = None;
         self.leave(seat);
@@ -308,31 +329,36 @@ impl Progress {
     /// Finds what is to be waited for; how long at the most, and whether for a stream of data, of which as much is under way
     /// as a message can have, or for no stream of bytes at all.
     fn gather(&self, leader: &mut Leader) -> (Duration, bool) {
-        let Leader { set, watched, streams, .. } = leader;
+        let Leader { set, watched, awaited, streams, deadline: earliest, .. } = leader;
         set.clear();
         watched.clear();
         streams.clear();
-        let (mut soon, mut under_way) = (TICK, 0);
+        (*awaited, *earliest) = (None, None);
+        let (mut under_way, mut awaiting) = (0, 0);
         for peer in self.peers().iter() {
             let flow = peer.flow();
             let deadline = flow.next_deadline();
             under_way += flow.bytes_under_way();
             drop(flow);
-            if let Some(deadline) = deadline {
-                soon = soon.min(deadline.saturating_duration_since(Instant::now()));
-            }
+            *earliest = [*earliest, deadline].into_iter().flatten().min();
             for (index, lane) in peer.lanes().iter().enumerate() {
                 if let Some(stream) = lane.watch(set) {
+                    if lane.awaits_answer() {
+                        (*awaited, awaiting) = (Some(watched.len()), awaiting + 1);
+                    }
                     watched.push((Arc::clone(peer), index));
                     streams.push(stream);
                 }
             }
         }
+        *awaited = awaited.filter(|_| awaiting == 1);
+        let left = |deadline: Instant| deadline.saturating_duration_since(Instant::now());
+        let soon = earliest.map_or(TICK, |deadline| left(deadline).min(TICK));
         (soon, under_way >= MAX_DATA || watched.is_empty())
     }
 
-    /// Works on what is ready.
-    fn work(&self, leader: &mut Leader) {
+    /// Works on what is ready, now.
+    fn work(&self, leader: &mut Leader, now: Instant) {
         for index in 0..leader.watched.len() {
             let (readable, writable) = leader.set.ready(index);
             if readable || writable {
@@ -340,10 +366,8 @@ impl Progress {
                 peer.ready(*lane, readable, writable);
             }
         }
-        let now = Instant::now();
         let is_due = |at: Instant| now.duration_since(at) >= TICK;
-        let late = |peer: &Arc<Peer>| peer.flow().next_deadline().is_some_and(|at| at <= now);
-        if leader.ticked.is_none_or(is_due) || leader.watched.iter().any(|(peer, _)| late(peer)) {
+        if leader.ticked.is_none_or(is_due) || leader.deadline.is_some_and(|at| at <= now) {
             leader.ticked = Some(now);
             leader.busy.extend(self.peers().iter().filter(|peer| !peer.is_at_rest()).cloned());
             leader.busy.drain(..).for_each(|peer| peer.tick(now));

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use millstream_metadata::{FrameDecoder, MESSAGE_LIMIT, token_refusal};
 
-use super::{Broken, Connection, SCRATCH, STAGE, broke, closed, nonsense};
+use super::{Broken, Connection, SCRATCH, broke, closed, nonsense};
 use crate::tcp::message::{Answer, Fault, Welcome};
 use crate::tcp::peer::Peer;
 use crate::tcp::pieces::STAGED;
@@ -40,53 +40,52 @@ impl Receiving {
 }
 
 impl Connection {
-    /// Receives what there is.
-    pub(super) fn receive_numbered(&mut self, peer: &Arc<Peer>) -> Result<(), Broken> {
-        let Some(stream) = self.stream.clone() else { return Ok(()) };
-        let mut is_drained = false;
+    /// Receives what there is; when, if there was anything.
+    pub(super) fn receive_numbered(&mut self, peer: &Arc<Peer>) -> Result<Option<Instant>, Broken> {
+        let (mut has_come, mut is_drained) = (false, false);
         loop {
             self.read_stage(peer)?;
             // Before something is sent the end of the stream is looked for, too.
             if is_drained && !peer.flow().has_more() {
-                return Ok(());
+                break;
             }
             is_drained = false;
+            let Some(stream) = &self.stream else { break };
             let received = match (self.receiving, self.under_way.front_mut()) {
                 (Receiving::Data, Some(message)) => {
                     let room = if message.pieces.is_staged() { STAGED } else { SCRATCH };
                     self.scratch.resize(room.max(self.scratch.len()), 0);
-                    self.line.receive_pieces(&stream, &mut message.pieces, &mut self.scratch)
+                    self.line.receive_pieces(stream, &mut message.pieces, &mut self.scratch)
                 }
                 _ => {
-                    self.stage.drain(..self.start);
-                    self.start = 0;
-                    let had = self.stage.len();
-                    self.stage.resize(STAGE, 0);
-                    let received = self.line.receive(&stream, &mut self.stage[had..]);
+                    let received = self.line.receive(stream, self.stage.room());
                     let count = *received.as_ref().unwrap_or(&0);
-                    self.stage.truncate(had + count);
+                    let has_room = self.stage.received(count);
                     // A stream gives all that it has: there is nothing more now, but its end perhaps.
-                    is_drained = count > 0 && had + count < STAGE && self.line.is_bare();
+                    is_drained = count > 0 && has_room && self.line.is_bare();
                     received
                 }
             };
             match received {
                 Ok(0) if self.under_way.is_empty() && self.answered => return Err(Broken::Done),
                 Ok(0) => return Err(self.turned_away().unwrap_or_else(closed)),
-                Ok(_) => self.moved = Some(Instant::now()),
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Ok(()),
+                Ok(_) => has_come = true,
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(error) => {
                     return Err(self.without_records().unwrap_or_else(|| broke(&error)));
                 }
             }
         }
+        let now = has_come.then(Instant::now);
+        self.moved = now.or(self.moved);
+        Ok(now)
     }
 
     /// What a port has said that asks for more than it was shown. It says so in no record: it has not read the hello.
     fn turned_away(&self) -> Option<Broken> {
         let mut decoder = FrameDecoder::new(MESSAGE_LIMIT);
-        decoder.push(&self.stage[self.start..]).ok()?;
+        decoder.push(self.stage.unread()).ok()?;
         decoder.push(self.line.unread()).ok()?;
         let said = decoder.take().filter(|_| self.receiving == Receiving::Welcome)?;
         let reason = token_refusal(&said)?.to_string();
@@ -110,13 +109,14 @@ impl Connection {
                 let Some(message) = self.under_way.front_mut() else {
                     return Err(nonsense("data of nothing"));
                 };
-                self.start += message.pieces.take(&self.stage[self.start..]);
+                let taken = message.pieces.take(self.stage.unread());
+                self.stage.read(taken);
                 if message.pieces.left() > 0 {
                     return Ok(());
                 }
                 self.receiving = Receiving::Answer;
             }
-            let bytes = &self.stage[self.start..];
+            let bytes = self.stage.unread();
             let length = self.receiving.length();
             if bytes.len() < length {
                 return Ok(());
@@ -149,7 +149,7 @@ impl Connection {
                         peer.connected();
                     }
                     self.receiving = Receiving::Faults(faults, answer);
-                    self.start += length;
+                    self.stage.read(length);
                     self.read_faults(peer)?;
                     continue;
                 }
@@ -163,7 +163,7 @@ impl Connection {
                         return Err(nonsense("a piece has a fault that is not there"));
                     }
                     if message.opcode.is_none() {
-                        self.start += length;
+                        self.stage.read(length);
                         self.receiving = Receiving::Answer;
                         if let Some(message) = self.under_way.pop_front() {
                             peer.flow().not_fenced(message);
@@ -171,13 +171,13 @@ impl Connection {
                         continue;
                     }
                     self.receiving = Receiving::Faults(left - 1, answer);
-                    self.start += length;
+                    self.stage.read(length);
                     self.read_faults(peer)?;
                     continue;
                 }
                 Receiving::Data => {}
             }
-            self.start += length;
+            self.stage.read(length);
         }
     }
 
@@ -233,6 +233,14 @@ fn welcomed(welcome: Option<Welcome>) -> Result<(), Broken> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsFd;
+    use std::time::Duration;
+
+    use millstream_net::stream::{Readiness, wait_for_stream};
+
+    use super::super::{Did, Phase};
     use super::*;
     use crate::batch::Batch;
     use crate::tcp::testing::{Room, peer, segment, tasks};
@@ -268,12 +276,24 @@ mod tests {
         }
 
         fn hear(&mut self, bytes: &[u8]) -> Result<(), String> {
-            self.connection.stage.extend_from_slice(bytes);
+            self.connection.stage.receive(bytes);
             self.connection.read_stage(&self.peer).map_err(|broken| match broken {
                 Broken::Failed(reason) | Broken::Ended(reason) => reason.to_string(),
                 _ => "another end".to_owned(),
             })
         }
+    }
+
+    fn pair() -> (Arc<TcpStream>, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (Arc::new(near), listener.accept().unwrap().0)
+    }
+
+    /// Waits for bytes or the end of the stream.
+    fn something_comes(stream: &TcpStream) {
+        let long = Duration::from_secs(60);
+        assert!(wait_for_stream(stream.as_fd(), Readiness::Readable, long).unwrap());
     }
 
     fn ended(id: u64) -> Vec<u8> {
@@ -335,6 +355,57 @@ mod tests {
         let mut talk = Talk::new(&[(Opcode::Write, &[4])]);
         let error = talk.hear(&data(talk.ids[0], b"1234")).unwrap_err();
         assert!(error.contains("data that was not asked for"), "{error}");
+    }
+
+    #[test]
+    fn who_looks_for_an_answer_receives_it_or_does_nothing() {
+        let mut talk = Talk::new(&[(Opcode::Write, &[4]), (Opcode::Read, &[5])]);
+        let (near, mut far) = pair();
+        let Talk { peer, connection, ids, .. } = &mut talk;
+        connection.stream = Some(Arc::clone(&near));
+        far.write_all(&ended(ids[0])).unwrap();
+        something_comes(&near);
+        let second = connection.under_way.pop_back().unwrap();
+        assert_eq!(connection.look(peer), None, "it is not open yet");
+        connection.phase = Phase::Open;
+        connection.blocked = true;
+        assert_eq!(connection.look(peer), None, "room is waited for, too");
+        connection.blocked = false;
+        connection.under_way.push_back(second);
+        assert_eq!(connection.look(peer), None, "two messages are under way");
+        let second = connection.under_way.pop_back().unwrap();
+        assert!(connection.moved.is_none());
+        assert_eq!(connection.look(peer), Some(Did::Idle));
+        assert!(connection.under_way.is_empty() && connection.moved.is_some());
+        assert_eq!(connection.look(peer), None, "nothing is under way");
+        connection.under_way.push_back(second);
+        assert_eq!(connection.look(peer), None, "nothing has come");
+        assert!(!connection.has_changed() && connection.awaits_answer(peer));
+        drop(far);
+        something_comes(&near);
+        // Its end has: the READ is asked for again, over another connection.
+        assert_eq!(connection.look(peer), Some(Did::Again));
+        assert!(connection.has_changed() && connection.under_way.is_empty());
+    }
+
+    #[test]
+    fn a_connection_is_looked_at_before_something_is_sent_unless_it_was_heard_of_just_now() {
+        for (is_just_now, did) in [(false, Did::Again), (true, Did::Idle)] {
+            let (mut talk, room, (near, far)) = (Talk::new(&[]), Room::new(4), pair());
+            let (_batch, handles) = tasks(Opcode::Write, room.address(), &[4]);
+            let Talk { peer, connection, .. } = &mut talk;
+            peer.flow().push(&handles[0], &room.local, &segment(), &Terms::default());
+            (connection.phase, connection.answered) = (Phase::Open, true);
+            connection.stream = Some(Arc::clone(&near));
+            drop(far);
+            something_comes(&near);
+            let (now, minute) = (Instant::now(), Duration::from_secs(60));
+            connection.moved =
+                if is_just_now { Some(now + minute) } else { now.checked_sub(minute) };
+            assert_eq!(connection.work(peer, false, false), did);
+            assert_eq!(connection.under_way.len(), usize::from(is_just_now));
+            assert_eq!(peer.flow().has_more(), !is_just_now);
+        }
     }
 
     #[test]

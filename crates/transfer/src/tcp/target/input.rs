@@ -16,10 +16,7 @@ use crate::tcp::busy_poll::{BusyPoll, Polling};
 use crate::tcp::line::{Checked, Layer, Line};
 use crate::tcp::message::MAX_DATA;
 use crate::tcp::pieces::{Pieces, STAGED};
-
-/// Bytes that are received at once where a header may begin: with it a small request comes whole. More of a large
-/// one would be copied once more than need be.
-const STAGE: usize = 8 << 10;
+use crate::tcp::stage::Stage;
 
 /// Where bytes go that have no place.
 const SCRATCH: usize = 64 << 10;
@@ -29,9 +26,7 @@ pub(super) struct Input<'a> {
     accepted: &'a Accepted,
     /// What is between the bytes and the socket.
     line: Line,
-    stage: Box<[u8]>,
-    start: usize,
-    end: usize,
+    stage: Stage,
     scratch: Vec<u8>,
     /// Of the headers of a request.
     pace: Pace,
@@ -53,13 +48,10 @@ impl<'a> Input<'a> {
         layer: Option<Layer>,
         polling: &Arc<Polling>,
     ) -> Self {
-        let stage = vec![0; STAGE].into_boxed_slice();
         Self {
             accepted,
             line: Line::over(layer),
-            stage,
-            start: 0,
-            end: 0,
+            stage: Stage::default(),
             scratch: Vec::new(),
             pace: Pace::new(0),
             holds: false,
@@ -92,8 +84,8 @@ impl<'a> Input<'a> {
 
     /// From here on all is in records with checksums.
     pub(super) fn check(&mut self) {
-        let records = Checked::new(&[], &self.stage[self.start..self.end]);
-        (self.start, self.end) = (0, 0);
+        let records = Checked::new(&[], self.stage.unread());
+        self.stage.clear();
         self.line = Line::over(Some(Layer::Checked(records)));
     }
 
@@ -101,7 +93,7 @@ impl<'a> Input<'a> {
     /// others until the request is [begun](Self::begun): who says half of one keeps no place from others.
     pub(super) fn header<const LENGTH: usize>(&mut self) -> io::Result<Option<[u8; LENGTH]>> {
         let mut pace = None;
-        if self.start == self.end {
+        if self.stage.is_empty() {
             let since = Instant::now();
             // Behind those of a stream, too: who waits for all of it before it goes on has two threads woken in turn.
             let mut wait = self.requests.begin(false, [self.stream()]);
@@ -129,7 +121,9 @@ impl<'a> Input<'a> {
                     Err(error) => return Err(error),
                 }
             }
-            self.requests.end(&wait, true);
+            let now = Instant::now();
+            self.requests.end(&wait, now, true);
+            pace.get_or_insert_with(|| Pace::begin(now, 0));
         }
         self.pace = pace.unwrap_or_else(|| Pace::new(0));
         self.bytes().map(Some)
@@ -146,7 +140,7 @@ impl<'a> Input<'a> {
 
     /// A request is over: the connection makes room for others until the next one begins.
     pub(super) fn rest(&mut self) {
-        if self.start == self.end && !self.line.has_ready() {
+        if self.stage.is_empty() && !self.line.has_ready() {
             self.give_place();
         }
     }
@@ -159,7 +153,11 @@ impl<'a> Input<'a> {
 
     /// The next bytes of a request. All of them have the time that began with its first.
     pub(super) fn bytes<const LENGTH: usize>(&mut self) -> io::Result<[u8; LENGTH]> {
-        while self.end - self.start < LENGTH {
+        loop {
+            if let Some(bytes) = self.stage.unread().first_chunk().copied() {
+                self.stage.read(LENGTH);
+                return Ok(bytes);
+            }
             // The end of the last request may have come with half of this one.
             self.give_place();
             match self.fill() {
@@ -170,15 +168,12 @@ impl<'a> Input<'a> {
             }
             self.pace.check()?;
         }
-        let bytes = self.stage[self.start..self.end].first_chunk().copied();
-        self.start += LENGTH;
-        // The loop has seen to it.
-        bytes.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
     }
 
     /// Receives all of these pieces, those with faults for nothing.
     pub(super) fn receive(&mut self, pieces: &mut Pieces) -> io::Result<()> {
-        self.start += pieces.take(&self.stage[self.start..self.end]);
+        let taken = pieces.take(self.stage.unread());
+        self.stage.read(taken);
         if pieces.left() == 0 {
             return Ok(());
         }
@@ -212,7 +207,7 @@ impl<'a> Input<'a> {
             let time = if looks { Duration::ZERO } else { LOOK };
             let came = wait_for_stream(stream, Readiness::Readable, time)?;
             if came || !looks {
-                self.data.end(&wait, came);
+                self.data.end(&wait, Instant::now(), came);
                 return Ok(());
             }
         }
@@ -222,14 +217,14 @@ impl<'a> Input<'a> {
     /// back what it has said last.
     pub(super) fn linger(&mut self) {
         let pace = Pace::new(0);
-        (self.start, self.end) = (0, 0);
+        self.stage.clear();
         let _ = self.stream().shutdown(std::net::Shutdown::Write);
         // The next one may need its place.
         self.accepted.awaited();
         while pace.check().is_ok() {
             match self.fill() {
                 Ok(0) => return,
-                Ok(_) => (self.start, self.end) = (0, 0),
+                Ok(_) => self.stage.clear(),
                 Err(error) if is_pause(&error) => {}
                 Err(_) => return,
             }
@@ -264,17 +259,10 @@ impl<'a> Input<'a> {
         &mut self,
         receive: impl FnOnce(&mut Line, &TcpStream, &mut [u8]) -> io::Result<usize>,
     ) -> io::Result<usize> {
-        if self.start == self.end {
-            (self.start, self.end) = (0, 0);
-        } else if self.start > 0 {
-            self.stage.copy_within(self.start..self.end, 0);
-            self.end -= self.start;
-            self.start = 0;
-        }
         let stream = self.stream();
-        match receive(&mut self.line, stream, &mut self.stage[self.end..]) {
+        match receive(&mut self.line, stream, self.stage.room()) {
             Ok(count) => {
-                self.end += count;
+                self.stage.received(count);
                 Ok(count)
             }
             Err(error) => {

@@ -159,12 +159,12 @@ struct Output<'a> {
 impl Output<'_> {
     /// Sends all of these.
     fn send(&mut self, mut bytes: &[u8]) -> io::Result<()> {
-        let mut pace = Pace::new(bytes.len() as u64);
+        let mut pace = Pace::later(bytes.len() as u64);
         while !bytes.is_empty() {
             let sent = self.line.send(self.stream, bytes);
             bytes = &bytes[self.moved(sent, &mut pace)?..];
         }
-        self.finish(&pace)
+        self.finish(&mut pace)
     }
 
     /// Sends some of what is left of the pieces, behind the rest of `before` and in front of `after`.
@@ -196,7 +196,7 @@ impl Output<'_> {
     }
 
     /// Waits until all is with the kernel.
-    fn finish(&mut self, pace: &Pace) -> io::Result<()> {
+    fn finish(&mut self, pace: &mut Pace) -> io::Result<()> {
         while self.line.has_unsent() {
             match self.line.flush(self.stream) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -210,7 +210,8 @@ impl Output<'_> {
 }
 
 /// Waits until there is room to send.
-fn wait_for_room(stream: &TcpStream, pace: &Pace) -> io::Result<()> {
+fn wait_for_room(stream: &TcpStream, pace: &mut Pace) -> io::Result<()> {
+    pace.wait();
     wait_for_stream(stream.as_fd(), Readiness::Writable, LOOK)?;
     pace.check()
 }

@@ -62,6 +62,7 @@ pub(super) fn serve(
             Purpose::Fence => answer_fence(&mut input, shared, hello.connection, id, &mut answer)?,
             Purpose::Move(opcode) => {
                 read_pieces(&mut input, shared, &header, &mut pieces)?;
+                pieces.prefetch();
                 input.begun(header.length);
                 match opcode {
                     Opcode::Write => {
@@ -145,7 +146,7 @@ pub(super) fn answer_read(
     end.extend_from_slice(&Answer::Ended { id, faults: 0 }.emit());
     let mut left = &end[..];
     let mut before = &answer[..];
-    let mut pace = Pace::new(pieces.left());
+    let mut pace = Pace::later(pieces.left());
     while pieces.left() > 0 || !before.is_empty() {
         let intact = pieces.faults().count() as u32 == faults;
         let data = pieces.left() + before.len() as u64;

@@ -69,10 +69,10 @@ fn refuse(mut output: Output<'_>, version: Version) -> io::Result<bool> {
 
 /// Sends bytes, and then what is left of the pieces.
 fn send_all(mut output: Output<'_>, pieces: &mut Pieces, mut before: &[u8]) -> io::Result<()> {
-    let mut pace = Pace::new(pieces.left());
+    let mut pace = Pace::later(pieces.left());
     while !before.is_empty() || pieces.left() > 0 {
         let sent = output.send_pieces(pieces, before, &[], &mut pace)?;
         before = before.get(sent..).unwrap_or_default();
     }
-    output.finish(&pace)
+    output.finish(&mut pace)
 }

@@ -16,7 +16,8 @@ const STRETCH: u64 = 1 << 20;
 /// By when a stretch of data is to have come, or gone.
 #[derive(Debug)]
 pub(super) struct Pace {
-    until: Instant,
+    /// None until something was waited for.
+    until: Option<Instant>,
     /// Of this stretch, and behind it.
     left: u64,
     behind: u64,
@@ -28,21 +29,39 @@ impl Pace {
         Self::begin(Instant::now(), length)
     }
 
-    fn begin(now: Instant, length: u64) -> Self {
+    /// For so many bytes, from the first [`wait`](Self::wait) on: what is done at once takes no look at a clock.
+    pub(super) fn later(length: u64) -> Self {
         let left = length.min(STRETCH);
-        let allowed = Duration::from_millis(left * 1000 / MIN_RATE);
-        Self { until: now + PATIENCE + allowed, left, behind: length - left }
+        Self { until: None, left, behind: length - left }
+    }
+
+    /// For so many bytes from this moment on.
+    pub(super) fn begin(now: Instant, length: u64) -> Self {
+        let mut pace = Self::later(length);
+        pace.until = Some(pace.end(now));
+        pace
+    }
+
+    fn end(&self, now: Instant) -> Instant {
+        now + PATIENCE + Duration::from_millis(self.left * 1000 / MIN_RATE)
+    }
+
+    /// Something is to be waited for.
+    pub(super) fn wait(&mut self) {
+        if self.until.is_none() {
+            self.until = Some(self.end(Instant::now()));
+        }
     }
 
     /// So many bytes more have.
     pub(super) fn moved(&mut self, count: usize) {
-        self.moved_at(Instant::now(), count as u64);
+        self.moved_at(Instant::now, count as u64);
     }
 
-    fn moved_at(&mut self, now: Instant, count: u64) {
+    fn moved_at(&mut self, now: impl FnOnce() -> Instant, count: u64) {
         match self.left.checked_sub(count) {
             Some(left) if left > 0 || self.behind == 0 => self.left = left,
-            _ => *self = Self::begin(now, (self.left + self.behind).saturating_sub(count)),
+            _ => *self = Self::begin(now(), (self.left + self.behind).saturating_sub(count)),
         }
     }
 
@@ -51,7 +70,8 @@ impl Pace {
     }
 
     fn check_at(&self, now: Instant) -> io::Result<()> {
-        if now < self.until { Ok(()) } else { Err(io::ErrorKind::TimedOut.into()) }
+        let is_over = self.until.is_some_and(|until| now >= until);
+        if is_over { Err(io::ErrorKind::TimedOut.into()) } else { Ok(()) }
     }
 }
 
@@ -72,7 +92,7 @@ mod tests {
             if seconds > 0 && seconds % pause == 0 {
                 let moves = count.min(left);
                 left -= moves;
-                pace.moved_at(now, moves);
+                pace.moved_at(|| now, moves);
             }
         }
         unreachable!()
@@ -98,10 +118,25 @@ mod tests {
     }
 
     #[test]
+    fn the_time_of_what_is_done_later_begins_with_the_first_wait() {
+        let mut pace = Pace::later(48);
+        let late = Instant::now() + 2 * PATIENCE;
+        assert!(pace.check_at(late).is_ok());
+        pace.moved(8);
+        assert!(pace.check_at(late).is_ok());
+        pace.wait();
+        assert!(pace.check().is_ok() && pace.check_at(late).is_err());
+        // It does so once.
+        let until = pace.until;
+        pace.wait();
+        assert_eq!(pace.until, until);
+    }
+
+    #[test]
     fn who_was_fast_has_not_earned_a_rest() {
         let start = Instant::now();
         let mut pace = Pace::begin(start, 1 << 40);
-        pace.moved_at(start, 1 << 39);
+        pace.moved_at(|| start, 1 << 39);
         assert!(pace.check_at(start + Duration::from_secs(25)).is_ok());
         assert!(pace.check_at(start + Duration::from_secs(26)).is_err());
     }
