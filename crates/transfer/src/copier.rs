@@ -15,7 +15,7 @@ use std::time::Instant;
 use std::{io, iter};
 
 use millstream_net::ends_between_forks;
-use millstream_net::guarded::Caching;
+use millstream_net::guarded::{self, Caching};
 use millstream_net::shared_memory::{Key, Peer};
 
 use self::failed::{Failed, not_exchanged, reason, visit};
@@ -318,24 +318,31 @@ struct Piece {
 }
 
 /// Has these pieces copied: four at a time where they are of one length and go around the caches, and one by
-/// one where `four` does not.
+/// one where `four` does not. After that, others may be told; in what order the bytes were there until then is not said.
 fn for_each(
     pieces: &[Piece],
     mut four: impl FnMut([(u64, u64); 4], Opcode, u64) -> bool,
     mut one: impl FnMut(usize, &Piece),
 ) {
-    let mut index = 0;
+    // Once for all: it waits until they are in memory. Also if one panics.
+    struct Fence(bool);
+    impl Drop for Fence {
+        fn drop(&mut self) {
+            if self.0 {
+                guarded::fence();
+            }
+        }
+    }
+    let (mut index, mut fence) = (0, Fence(false));
     while let Some(piece) = pieces.get(index) {
         let together = pieces[index..].first_chunk().filter(|next| alike(next));
-        if let Some(next) = together
-            && four(
-                next.map(|it| (it.slice.source, it.slice.target)),
-                piece.opcode,
-                piece.slice.length,
-            )
-        {
-            index += next.len();
-            continue;
+        if let Some(next) = together {
+            fence.0 = true;
+            let ends = next.map(|it| (it.slice.source, it.slice.target));
+            if four(ends, piece.opcode, piece.slice.length) {
+                index += next.len();
+                continue;
+            }
         }
         one(index, piece);
         index += 1;

@@ -415,7 +415,8 @@ impl Inside<'_> {
 
     /// Copies four ranges of one length to addresses in the other memory, which may be the same, around the
     /// caches; whether it did. It does not where one of them is not in its memory or overlaps where it goes,
-    /// and after a fault, when any part of them may have been copied.
+    /// and after a fault, when any part of them may have been copied. A [`guarded::fence`] must follow, before
+    /// anybody is told.
     pub(crate) fn copy_four_to(&self, other: &Self, ranges: [(u64, u64); 4], length: u64) -> bool {
         let place = |(from, to)| {
             let (from, to) = (self.pointer(from, length)?, other.pointer(to, length)?);
@@ -427,7 +428,7 @@ impl Inside<'_> {
         unsafe { guarded::copy_four([a, b, c, d], length as usize).is_ok() }
     }
 
-    /// [`Visit::copy_four`] for ranges in the memory.
+    /// [`Visit::copy_four`] for ranges in the memory, with its fence to follow.
     pub(crate) fn exchange_four(
         &self,
         opcode: Opcode,

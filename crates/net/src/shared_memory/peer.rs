@@ -369,7 +369,8 @@ impl Visit<'_> {
 
     /// Copies four ranges of one length to or from the peer, each given by where it is here and there, around
     /// the caches; whether it did. It does not where the peer's memory is not mapped here, and after a
-    /// fault, when any part of them may have been copied.
+    /// fault, when any part of them may have been copied. A [`guarded::fence`] must follow, before the visit is
+    /// confirmed or ends.
     ///
     /// # Safety
     /// As of [`guarded::copy`], for the ranges here.
