@@ -11,10 +11,6 @@ use crate::failure::usage;
 use crate::retry;
 use crate::{address, bind};
 
-/// How long a soft device's thread looks for work before it sleeps, with `--busy-poll`. Longer than
-/// any round trip, so that it sleeps only when the other side does nothing.
-const BUSY_POLL: Duration = Duration::from_millis(10);
-
 /// The options that choose a device.
 #[derive(Args, Debug)]
 pub(crate) struct Choice {
@@ -148,7 +144,7 @@ impl Chosen {
                 address::open_device(*address, peer, |address| SoftConfig {
                     driver: *driver,
                     segmentation_offload: *segmentation_offload,
-                    busy_poll: if self.busy_poll { BUSY_POLL } else { Duration::ZERO },
+                    busy_poll: self.busy_poll.then_some(Duration::MAX),
                     ..SoftConfig::new(address)
                 })
             }

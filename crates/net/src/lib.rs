@@ -18,6 +18,7 @@ mod allocator;
 #[cfg(not(millstream_loom))]
 pub mod baseline;
 mod batch;
+mod busy_poll;
 #[cfg_attr(millstream_loom, path = "model/clock.rs")]
 mod clock;
 mod control;
@@ -67,6 +68,7 @@ mod waiters;
 mod wake;
 
 pub use allocator::give_back_large_blocks;
+pub use busy_poll::{BusyPoll, Polling, Wait};
 pub use clock::now;
 pub use counters::DriverCounters;
 pub use driver::{Driver, UnknownDriver};

@@ -108,11 +108,11 @@ struct End {
     progress: Progress<Echo>,
 }
 
-fn open(busy_poll: Duration) -> End {
+fn open(busy_poll: Option<Duration>) -> End {
     open_at(address(), busy_poll)
 }
 
-fn open_at(address: IpAddr, busy_poll: Duration) -> End {
+fn open_at(address: IpAddr, busy_poll: Option<Duration>) -> End {
     let heard = Arc::<Heard>::default();
     let config = ProgressConfig { busy_poll, ..config(address) };
     let hook = Tell(Arc::clone(&heard));
@@ -148,7 +148,8 @@ impl End {
     }
 }
 
-const HOW_TO_POLL: [Duration; 2] = [Duration::ZERO, Duration::from_micros(20)];
+const HOW_TO_POLL: [Option<Duration>; 3] =
+    [Some(Duration::ZERO), Some(Duration::from_micros(20)), None];
 
 /// Some numbers that are different each time, and the same in each run.
 struct Random(u64);
@@ -185,7 +186,7 @@ fn who_waits_makes_the_progress() {
 #[test]
 fn who_asks_without_waiting_makes_the_progress_too() {
     const ROUNDS: u64 = 500;
-    let [a, b] = [open(Duration::ZERO), open(Duration::ZERO)];
+    let [a, b] = [open(Some(Duration::ZERO)), open(Some(Duration::ZERO))];
     for round in 1..=ROUNDS {
         a.ping(&b, 0);
         let end = SystemInstant::now() + PATIENCE;
@@ -225,7 +226,7 @@ fn many_wait_and_all_get_theirs() {
 /// are for the others.
 #[test]
 fn those_who_follow_go_on_when_the_leader_leaves() {
-    let [a, b] = [open(Duration::ZERO), open(Duration::ZERO)];
+    let [a, b] = [open(Some(Duration::ZERO)), open(Some(Duration::ZERO))];
     for round in 1..=300 {
         thread::scope(|scope| {
             for slot in 0..4 {
@@ -244,7 +245,7 @@ fn those_who_follow_go_on_when_the_leader_leaves() {
 
 #[test]
 fn a_leader_that_panics_leaves() {
-    let [a, b] = [open(Duration::ZERO), open(Duration::ZERO)];
+    let [a, b] = [open(Some(Duration::ZERO)), open(Some(Duration::ZERO))];
     for round in 1..=20 {
         thread::scope(|scope| {
             let follower = scope.spawn(|| a.wait_for(0, round));
@@ -289,7 +290,7 @@ fn a_sleeping_leader_keeps_the_deadlines_of_others() {
 
 #[test]
 fn a_deadline_is_kept_after_the_leader_has_left() {
-    let end = open(Duration::ZERO);
+    let end = open(Some(Duration::ZERO));
     for round in 1..=100 {
         let mut node = end.shared().lock().unwrap();
         node.deadline = Some(end.shared().now() + Duration::from_millis(2));
@@ -362,7 +363,7 @@ fn leaders_come_and_go_and_the_peer_is_answered() {
 /// More than a round takes is left when the leader goes.
 #[test]
 fn what_a_leader_leaves_unsent_is_sent() {
-    let [a, b] = [open(Duration::ZERO), open(Duration::ZERO)];
+    let [a, b] = [open(Some(Duration::ZERO)), open(Some(Duration::ZERO))];
     for round in 1..=50 {
         let mut node = a.shared().lock().unwrap();
         node.outbox.extend((0..700).map(|_| (b.address, PING, 0)));
@@ -376,7 +377,7 @@ fn what_a_leader_leaves_unsent_is_sent() {
 
 #[test]
 fn several_nodes_are_waited_for_at_once() {
-    let [peer, ends @ ..] = &[(); 21].map(|()| open(Duration::ZERO));
+    let [peer, ends @ ..] = &[(); 21].map(|()| open(Some(Duration::ZERO)));
     for count in [2, 17, 20] {
         let ends = &ends[..count as usize];
         // One for all.
@@ -408,7 +409,7 @@ fn several_nodes_are_waited_for_at_once() {
 
 #[test]
 fn one_of_several_nodes_may_be_named_twice() {
-    let [a, b] = [open(Duration::ZERO), open(Duration::ZERO)];
+    let [a, b] = [open(Some(Duration::ZERO)), open(Some(Duration::ZERO))];
     for round in 1..=100 {
         a.ping(&b, 0);
         let look = || (a.answered(0) == round).then_some(());
@@ -457,7 +458,7 @@ fn a_node_may_end_while_threads_wait() {
         let panicked = ends_while_threads_wait(open_at(own, busy_poll), |end| {
             end.shared().lock_without_waking().unwrap().panic = true;
             end.heard.waiters.wake();
-            let peer = open_at(other, Duration::ZERO);
+            let peer = open_at(other, Some(Duration::ZERO));
             peer.ping(&end, 0);
             eventually("the failure", || end.shared().failure().is_some());
         });
@@ -465,7 +466,7 @@ fn a_node_may_end_while_threads_wait() {
         // A hook that panics does not take a waiting thread with it.
         let panicked = ends_while_threads_wait(open_at(own, busy_poll), |end| {
             end.heard.panic.store(true, Ordering::Relaxed);
-            let peer = open_at(other, Duration::ZERO);
+            let peer = open_at(other, Some(Duration::ZERO));
             peer.ping(&end, 0);
             eventually("the failure", || end.shared().failure().is_some());
         });
@@ -475,7 +476,7 @@ fn a_node_may_end_while_threads_wait() {
 
 #[test]
 fn what_is_for_the_driver_reaches_it_though_others_lead() {
-    let [a, b] = [open(Duration::ZERO), open(Duration::ZERO)];
+    let [a, b] = [open(Some(Duration::ZERO)), open(Some(Duration::ZERO))];
     a.heard.only_driver.store(true, Ordering::Relaxed);
     for round in 1..=1000 {
         a.ping(&b, 0);
@@ -502,7 +503,7 @@ fn waiting_in_the_hook_ends_at_its_time() {
     };
     // SAFETY: an `Echo` names no memory.
     let progress = unsafe { Progress::start(config(own), Echo::new(), hook) }.unwrap();
-    let peer = open(Duration::ZERO);
+    let peer = open(Some(Duration::ZERO));
     for round in 1..=20 {
         peer.shared().lock().unwrap().outbox.push_back((own, PING, 0));
         peer.wait_for(0, round);
@@ -513,7 +514,7 @@ fn waiting_in_the_hook_ends_at_its_time() {
 
 #[test]
 fn what_is_postponed_is_sent_once_and_also_after_a_panic() {
-    let [a, b] = [open(Duration::ZERO), open(Duration::ZERO)];
+    let [a, b] = [open(Some(Duration::ZERO)), open(Some(Duration::ZERO))];
     eventually("both drivers to sleep", || a.shared().driver_counters().rounds > 0);
     a.shared().postpone(|| {
         for slot in 0..5 {
@@ -536,7 +537,7 @@ fn what_is_postponed_is_sent_once_and_also_after_a_panic() {
 
 #[test]
 fn what_is_postponed_for_two_nodes_waits_for_the_end_of_both() {
-    let [a, b] = [open(Duration::ZERO), open(Duration::ZERO)];
+    let [a, b] = [open(Some(Duration::ZERO)), open(Some(Duration::ZERO))];
     for end in [&a, &b] {
         eventually("both drivers to sleep", || end.shared().driver_counters().rounds > 0);
     }

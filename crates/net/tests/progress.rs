@@ -75,7 +75,7 @@ fn a_deadline_of_the_new_node_fires() {
 }
 
 /// Each request meets a thread that sleeps, or is just about to: a lost wake-up hangs.
-fn ping_pong(busy_poll: Duration) {
+fn ping_pong(busy_poll: Option<Duration>) {
     let (here, there) = (address(), address());
     let signal = Signal::default();
     let mut node = StreamNode::new(here, there, &[100]);
@@ -93,12 +93,17 @@ fn ping_pong(busy_poll: Duration) {
 
 #[test]
 fn requests_wake_the_thread() {
-    ping_pong(Duration::ZERO);
+    ping_pong(Some(Duration::ZERO));
 }
 
 #[test]
 fn requests_reach_a_busy_polling_thread() {
-    ping_pong(Duration::from_micros(20));
+    ping_pong(Some(Duration::from_micros(20)));
+}
+
+#[test]
+fn requests_reach_a_thread_that_looks_where_that_is_of_use() {
+    ping_pong(None);
 }
 
 #[test]

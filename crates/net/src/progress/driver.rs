@@ -3,17 +3,19 @@
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 use std::time::Duration;
-use std::{hint, io};
+use std::{io, mem};
 
-use millstream_roce::{Instant, Node};
+use millstream_roce::Node;
 
 use super::hook::{LAST, Worker};
+use super::idle::Idle;
 use super::seat::failed;
 use super::shared::{Failure, Shared};
 use super::timer::{NEVER, Timer};
 use crate::descriptors::Watched;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::wake::Wake;
+use crate::{BusyPoll, Polling};
 
 /// What the driver sleeps on, and until when.
 pub(super) struct Doze {
@@ -22,18 +24,18 @@ pub(super) struct Doze {
     timer: Timer,
     /// When it wakes up by itself; 0 while it is awake, as it looks at all deadlines before it sleeps.
     until: AtomicU64,
-    busy_poll: Duration,
+    polling: Arc<Polling>,
 }
 
 impl Doze {
-    pub(super) fn new(busy_poll: Duration) -> io::Result<Self> {
+    pub(super) fn new(polling: Arc<Polling>) -> io::Result<Self> {
         let (wake, timer) = (Wake::new()?, Timer::new()?);
-        Ok(Self { wake, timer, until: AtomicU64::new(0), busy_poll })
+        Ok(Self { wake, timer, until: AtomicU64::new(0), polling })
     }
 
-    /// How long to look for work before sleeping.
-    pub(super) const fn busy_poll(&self) -> Duration {
-        self.busy_poll
+    /// How those who wait for the node look for work before they sleep.
+    pub(super) const fn polling(&self) -> &Arc<Polling> {
+        &self.polling
     }
 
     /// Wakes it for something that is no round of this thread's.
@@ -85,8 +87,8 @@ pub(super) fn run<N: Node>(shared: &Arc<Shared<N>>) {
 
 pub(super) fn work<N: Node>(shared: &Shared<N>) -> Result<(), Failure> {
     let driver = &shared.driver;
-    // Since when there has been nothing to do.
-    let mut idle_since: Option<Instant> = None;
+    let mut busy_poll = BusyPoll::new(driver.polling());
+    let mut idle = Idle::default();
     loop {
         // Before all that others may wake it for: what they say after this, they wake it for again.
         driver.wake.take();
@@ -110,14 +112,13 @@ pub(super) fn work<N: Node>(shared: &Shared<N>) -> Result<(), Failure> {
             shared.do_requests(Worker::Driver);
         }
         if busy || observed != 0 || !rests && shared.is_requested() {
-            idle_since = None;
+            mem::take(&mut idle).end(&mut busy_poll, !rests);
             continue;
         }
-        let now = crate::now();
-        let idle = now.saturating_duration_since(*idle_since.get_or_insert(now));
-        // A leader does that in its place.
-        if !rests && idle < driver.busy_poll {
-            hint::spin_loop();
+        if rests {
+            // A leader looks in its place.
+            mem::take(&mut idle).end(&mut busy_poll, false);
+        } else if idle.looks(&busy_poll) {
             continue;
         }
         sleep(shared)?;

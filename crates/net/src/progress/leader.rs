@@ -7,7 +7,6 @@
 //! an eighth of that time, half a millisecond at most. A timer each 50 us is a tenth of a processor
 //! on a virtual machine, and what waited long and often will most likely wait again.
 
-use std::hint;
 use std::mem;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
@@ -15,13 +14,15 @@ use std::time::{Duration, Instant};
 use millstream_roce::Node;
 
 use super::hook::Worker;
+use super::idle::Idle;
 use super::shared::Shared;
 use super::timer::NEVER;
 use crate::descriptors::MAX_WATCHED;
-use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use crate::sync::{Mutex, MutexGuard};
 use crate::waiters::{Entry, Waiters, own_wake};
 use crate::wake::Wake;
+use crate::{BusyPoll, Polling};
 
 /// The shortest and the longest time, in nanoseconds, after which the driver takes over when the last
 /// leader has left.
@@ -34,7 +35,6 @@ const GRACE_PART: u64 = 8;
 const BLIND: Duration = Duration::from_millis(1);
 
 /// Who leads.
-#[derive(Default)]
 pub(super) struct Leadership {
     present: AtomicBool,
     /// Until when nobody else needs to watch since the last leader left.
@@ -49,9 +49,24 @@ pub(super) struct Leadership {
     until: AtomicU64,
     /// Those who would lead if nobody did.
     followers: Waiters,
+    /// How leaders look for work before they sleep, by what they waited for before.
+    busy_poll: Mutex<BusyPoll>,
 }
 
 impl Leadership {
+    pub(super) fn new(polling: &Arc<Polling>) -> Self {
+        Self {
+            present: AtomicBool::default(),
+            grace_ends: AtomicU64::default(),
+            active_at: AtomicU64::default(),
+            since: AtomicU64::default(),
+            wake: Mutex::default(),
+            until: AtomicU64::default(),
+            followers: Waiters::default(),
+            busy_poll: Mutex::new(BusyPoll::new(polling)),
+        }
+    }
+
     pub(super) fn is_present(&self) -> bool {
         self.present.load(Ordering::SeqCst)
     }
@@ -144,18 +159,17 @@ pub fn wait<'a, N: Node + 'a, T>(
     };
     // Before the next look: whoever brings about something after that look sees us.
     let _entry = waiters.enter(wake);
-    let mut idle_since: Option<Instant> = None;
+    let mut idle = Idle::default();
     loop {
         wake.take();
         let found = look();
         if found.is_some() || left().is_zero() {
+            places.end(idle, found.is_some());
             return found;
         }
         if places.work(wake) {
-            idle_since = None;
-        } else if idle_since.get_or_insert_with(Instant::now).elapsed() < places.busy_poll() {
-            hint::spin_loop();
-        } else {
+            places.end(mem::take(&mut idle), true);
+        } else if !places.looks(&mut idle) {
             places.sleep(wake, left());
         }
     }
@@ -189,9 +203,29 @@ impl<'a, N: Node> Places<'a, N> {
         self.0.iter().flatten().filter(|place| place.leads).map(|place| place.node)
     }
 
-    /// How long to look for work before sleeping.
-    fn busy_poll(&self) -> Duration {
-        self.led().map(|node| node.driver.busy_poll()).max().unwrap_or(Duration::ZERO)
+    /// How one of those that it leads is looked at, that for which one looks the longest; others are waited for in the same way.
+    fn busy_poll(&self) -> Option<MutexGuard<'a, BusyPoll>> {
+        let node = self.led().max_by_key(|node| node.driver.polling().longest())?;
+        Some(node.leadership.busy_poll.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Whether to look for work before sleeping.
+    fn looks(&self, idle: &mut Idle) -> bool {
+        let Some(busy_poll) = self.busy_poll() else {
+            // It led when it began to look, and does not any more.
+            *idle = Idle::default();
+            return false;
+        };
+        idle.looks(&busy_poll)
+    }
+
+    /// There is something to do, or, unless it `came`, the time is over.
+    fn end(&self, idle: Idle, came: bool) {
+        if idle.has_begun()
+            && let Some(mut busy_poll) = self.busy_poll()
+        {
+            idle.end(&mut busy_poll, came);
+        }
     }
 
     /// Does a round of each node that it leads; whether there may be more to do.

@@ -3,6 +3,7 @@
 
 mod driver;
 mod hook;
+mod idle;
 mod leader;
 #[cfg(millstream_loom)]
 mod models;
@@ -22,8 +23,7 @@ use std::time::Duration;
 use millstream_roce::{Node, QueuePairNumbers};
 use millstream_wire::ROCE_PORT;
 
-use crate::ends_between_forks;
-use crate::{Driver, OpenError, SocketConfig};
+use crate::{Driver, OpenError, Polling, SocketConfig, ends_between_forks};
 use driver::Doze;
 
 pub use hook::{AfterRound, Hook, Worker};
@@ -54,14 +54,15 @@ pub struct ProgressConfig {
     /// Let the network mark what is sent when it is congested (ECN), in place of dropping it. The
     /// peers tell of marks, and the node slows down.
     pub congestion_marks: bool,
-    /// How long to look for work before sleeping. Takes a whole core; saves the time of waking up.
-    pub busy_poll: Duration,
+    /// How long at most to look for work before sleeping, where waits are short. Takes a whole core; saves the time of waking up.
+    /// Unless it is said, [`Polling::LONGEST_YIELDING`], and the core is offered to other threads at each look ([`Polling::yielding`]).
+    pub busy_poll: Option<Duration>,
     /// Name of the thread, of which the system shows 15 bytes.
     pub name: String,
 }
 
 impl ProgressConfig {
-    /// The defaults: a UDP socket with offload, without busy polling.
+    /// The defaults: a UDP socket with offload.
     pub fn new(address: IpAddr) -> Self {
         Self {
             address,
@@ -71,7 +72,7 @@ impl ProgressConfig {
             segmentation_offload: true,
             buffer_length: SocketConfig::DEFAULT_BUFFER_LENGTH,
             congestion_marks: false,
-            busy_poll: Duration::ZERO,
+            busy_poll: None,
             name: "progress".to_owned(),
         }
     }
@@ -155,7 +156,8 @@ impl<N: Node + Send + 'static> Progress<N> {
         let address = socket.info().address;
         let failed =
             |operation| move |source: io::Error| OpenError::System { address, operation, source };
-        let doze = Doze::new(config.busy_poll).map_err(failed("eventfd or timerfd_create"))?;
+        let polling = config.busy_poll.map_or_else(Polling::yielding, Polling::keeping);
+        let doze = Doze::new(polling).map_err(failed("eventfd or timerfd_create"))?;
         let shared = Arc::new(Shared::new(node, socket.seat(), Box::new(hook), doze, socket));
         let driven = Arc::clone(&shared);
         let thread = thread::Builder::new()

@@ -97,6 +97,7 @@ impl<N> Shared<N> {
         driver: Doze,
         socket: Socket,
     ) -> Self {
+        let leadership = Leadership::new(driver.polling());
         Self {
             node: Mutex::new(node),
             seat: Mutex::new(seat),
@@ -105,7 +106,7 @@ impl<N> Shared<N> {
             hook,
             owed: AtomicU64::new(0),
             driver,
-            leadership: Leadership::default(),
+            leadership,
             socket,
             sending: Sending::default(),
             stop: AtomicBool::new(false),

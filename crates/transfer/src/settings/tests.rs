@@ -143,7 +143,7 @@ fn each_variable_of_the_original_has_its_effect() {
     assert!(!rdma.ibverbs.relaxed_ordering);
     assert_eq!(
         (rdma.soft.driver, rdma.soft.busy_poll),
-        (Driver::Packet, Duration::from_micros(50))
+        (Driver::Packet, Some(Duration::from_micros(50)))
     );
     assert_eq!(settings.log_level(), Some("warn"));
     assert_eq!(load(&[("MC_TRACE", "1")], &[]).unwrap().log_level(), Some("trace"));
@@ -341,7 +341,7 @@ fn a_bad_file_is_told_with_its_line() {
     let good = TomlFile::new("good", "[soft]\nsegmentation_offload = false\nbusy_poll = 2\n");
     let rdma = good.load().unwrap().rdma(&[]);
     assert!(!rdma.soft.segmentation_offload);
-    assert_eq!(rdma.soft.busy_poll, Duration::from_millis(2));
+    assert_eq!(rdma.soft.busy_poll, Some(Duration::from_millis(2)));
 }
 
 #[test]

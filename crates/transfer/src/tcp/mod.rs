@@ -4,7 +4,6 @@
 //! framing of their own there (`message.rs`), to which one more key of the descriptor belongs; with the original each
 //! side uses that of the original (`original.rs`).
 
-mod busy_poll;
 mod connection;
 mod ended;
 mod flow;
@@ -29,9 +28,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
 use millstream_metadata::{Gate, HandShakeDesc, HostPort, Resolver, SegmentDesc};
-use millstream_net::Waiters;
+use millstream_net::{Polling, Waiters};
 
-use self::busy_poll::Polling;
 use self::flow::Framing;
 pub(crate) use self::line::Line;
 use self::original::Version;
@@ -93,7 +91,7 @@ pub struct TcpConfig {
 
 impl TcpConfig {
     /// For how long a thread looks before it sleeps, unless said: to be woken takes about as long.
-    pub const BUSY_POLL: Duration = Duration::from_micros(50);
+    pub const BUSY_POLL: Duration = Polling::LONGEST;
 }
 
 impl Default for TcpConfig {

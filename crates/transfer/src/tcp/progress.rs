@@ -11,9 +11,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use millstream_net::{PollSet, Sleeper, Waiters, ends_between_forks};
+use millstream_net::{BusyPoll, PollSet, Polling, Sleeper, Wait, Waiters, ends_between_forks};
 
-use super::busy_poll::{BusyPoll, Polling, Wait};
 use super::message::MAX_DATA;
 use super::peer::Peer;
 

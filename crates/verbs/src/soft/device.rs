@@ -38,9 +38,11 @@ pub struct SoftConfig {
     /// default: it pays where many connections share a link, and costs where few do
     /// (docs/congestion.md). Marks and notifications of peers are answered either way.
     pub congestion_marks: bool,
-    /// How long the device's own thread, or one that waits in its place, looks for work before it sleeps. Lower latency for a busy
-    /// processor.
-    pub busy_poll: Duration,
+    /// How long at most the device's own thread, or one that waits in its place, looks for work before it sleeps, where waits are
+    /// short: lower latency for a busy processor. Unless it is said, 200 us, none where a control group gives the process the time of one
+    /// processor only, and the processor is offered to other threads at each
+    /// look.
+    pub busy_poll: Option<Duration>,
     /// How many bytes to ask for as receive and as send buffer of the socket. An unprivileged
     /// process gets `net.core.rmem_max` and `net.core.wmem_max` at most.
     pub buffer_length: usize,
@@ -64,7 +66,7 @@ impl SoftConfig {
             segmentation_offload: true,
             icrc: IcrcCheck::AnyIdentification,
             congestion_marks: false,
-            busy_poll: Duration::ZERO,
+            busy_poll: None,
             buffer_length: SocketConfig::DEFAULT_BUFFER_LENGTH,
             max_window: EndpointConfig::new(address, 0).max_window,
             shards: 1,

@@ -309,7 +309,7 @@ impl Options {
     pub(super) fn config(&self, address: IpAddr) -> SoftConfig {
         SoftConfig {
             segmentation_offload: !self.no_segmentation_offload,
-            busy_poll: if self.busy_poll { Duration::MAX } else { Duration::ZERO },
+            busy_poll: self.busy_poll.then_some(Duration::MAX),
             shards: self.shards.into(),
             ..SoftConfig::new(address)
         }

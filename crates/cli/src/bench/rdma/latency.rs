@@ -138,7 +138,7 @@ fn one_block() -> anyhow::Result<Part> {
 
 fn config(address: IpAddr, busy_poll: bool) -> SoftConfig {
     let busy_poll = if busy_poll { Duration::MAX } else { Duration::ZERO };
-    SoftConfig { busy_poll, ..SoftConfig::new(address) }
+    SoftConfig { busy_poll: Some(busy_poll), ..SoftConfig::new(address) }
 }
 
 /// Arguments of the end that measures.

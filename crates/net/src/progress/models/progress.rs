@@ -11,9 +11,9 @@ use super::super::leader::wait;
 use super::super::shared::Shared;
 use super::super::socket::Socket;
 use super::super::{Hook, Worker};
-use crate::Waiters;
 use crate::model::check;
 use crate::model::kernel::{self, Number};
+use crate::{Polling, Waiters};
 
 /// Answers what it is asked, and calls itself after some time if so asked.
 struct Model {
@@ -84,7 +84,7 @@ impl Device {
         let node = Model { asked, due, has_question: false, deadline: None, happened: false };
         let waiters = Arc::new(Waiters::default());
         let hook = Box::new(WakeAll(Arc::clone(&waiters)));
-        let doze = Doze::new(Duration::ZERO).unwrap();
+        let doze = Doze::new(Polling::keeping(Duration::ZERO)).unwrap();
         let shared = Shared::new(node, socket.seat(), hook, doze, socket);
         Arc::new(Self { shared, waiters, socket: number, asked, due })
     }

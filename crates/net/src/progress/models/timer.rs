@@ -7,6 +7,7 @@ use loom::thread;
 
 use super::super::driver::Doze;
 use super::super::timer::NEVER;
+use crate::Polling;
 use crate::model::{check, kernel};
 use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -20,7 +21,7 @@ struct Driver {
 impl Driver {
     fn new() -> Self {
         Self {
-            doze: Doze::new(Duration::ZERO).unwrap(),
+            doze: Doze::new(Polling::keeping(Duration::ZERO)).unwrap(),
             deadlines: [(); 3].map(|()| AtomicU64::new(NEVER)),
             met: AtomicUsize::new(0),
         }

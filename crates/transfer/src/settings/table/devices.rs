@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use millstream_net::Polling;
 use millstream_verbs::Driver;
 
 use super::{Scope, Setting};
@@ -83,12 +84,14 @@ pub(super) const ROWS: &[Setting] = &[
             unit: Unit::Milliseconds,
             least: Duration::ZERO,
             most: Duration::from_secs(1),
-            read: |values| values.rdma.soft.busy_poll,
-            write: |values, time| values.rdma.soft.busy_poll = time,
+            read: |values| values.rdma.soft.busy_poll.unwrap_or(Polling::LONGEST_YIELDING),
+            write: |values, time| values.rdma.soft.busy_poll = Some(time),
         },
         scope: Scope::Soft,
-        meaning: "How long a thread looks for work before it sleeps: lower latency for a busy \
-                  processor.",
+        meaning: "How long at most a thread looks for work before it sleeps. It does so where waits are short: lower \
+                  latency for busy processors. Unless this is set, it offers the processor to other threads at each look. 0: it \
+                  sleeps at once, as it does, unless this is set, where a control group gives the process, which may run on \
+                  several processors, the time of one.",
     },
     Setting {
         key: "soft.socket_buffer",

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use millstream_metadata::Connection as Accepted;
 use millstream_net::stream::{Readiness, wait_for_stream};
+use millstream_net::{BusyPoll, Polling};
 
 use super::LOOK;
 use super::Output;
 use super::pace::Pace;
-use crate::tcp::busy_poll::{BusyPoll, Polling};
 use crate::tcp::line::{Checked, Layer, Line};
 use crate::tcp::message::MAX_DATA;
 use crate::tcp::pieces::{Pieces, STAGED};

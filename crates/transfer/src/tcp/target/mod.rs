@@ -19,6 +19,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use millstream_metadata::{Acceptor, AcceptorConfig, Connection as Accepted, Gate, begins_tls};
+use millstream_net::Polling;
 use millstream_net::stream::{Readiness, wait_for_stream};
 use socket2::SockRef;
 
@@ -26,7 +27,6 @@ use self::input::Input;
 use self::pace::{PATIENCE, Pace};
 pub(super) use self::passage::Relay;
 use self::registry::Registry;
-use super::busy_poll::Polling;
 use super::line::{Layer, Line};
 use super::message::Hello;
 use super::original::{REQUEST_LENGTH, Request};

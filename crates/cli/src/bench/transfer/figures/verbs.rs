@@ -3,7 +3,7 @@
 //!
 //! Both have each end on a processor of its own: where the scheduler puts the ends on one or on two, a WRITE takes
 //! twice as long in one case, and threads that are begun anew are put elsewhere than those that wait. And the ends
-//! of both wait in one way: asleep, or looking for what comes without a pause.
+//! of both wait in one way: asleep, as they do by default, or looking for what comes without a pause.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,8 +25,9 @@ use crate::reach::Reach;
 /// Requests of a batch where rates are compared.
 const BATCH: u32 = 128;
 
-/// How those who wait do it, and for how long they look before they sleep.
-const WAYS: [(&str, &str); 2] = [("asleep", "0s"), ("busy polling", "1s")];
+/// How those who wait do it, and for how long they look before they sleep, if that is said.
+const WAYS: [(&str, Option<&str>); 3] =
+    [("asleep", Some("0s")), ("by default", None), ("busy polling", Some("1s"))];
 
 pub(super) fn measure(reach: &Reach, turn: Duration, aims: &mut Vec<Aim>) -> anyhow::Result<()> {
     let processors = affinity::processors().context("cannot ask which processors there are")?;
@@ -34,7 +35,10 @@ pub(super) fn measure(reach: &Reach, turn: Duration, aims: &mut Vec<Aim>) -> any
     // With one processor, who looks without a pause keeps the other end from working.
     let ways = if far.is_some() { &WAYS[..] } else { &WAYS[..1] };
     for (index, &(way, busy_poll)) in ways.iter().enumerate() {
-        let settings = reach.settings.with(format!("soft.busy_poll={busy_poll}"));
+        let settings = match busy_poll {
+            Some(longest) => reach.settings.with(format!("soft.busy_poll={longest}")),
+            None => reach.settings.clone(),
+        };
         let protocol = "rdma:soft".to_owned();
         let reach = Reach { protocol, settings, ..reach.clone() };
         let ends = Ends::open(&reach, [near, far.unwrap_or(near)])?;

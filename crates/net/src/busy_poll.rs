@@ -1,8 +1,11 @@
-//! Who waits for a connection looks at it for a while before it sleeps.
+//! Who waits for a socket looks at it for a while before it sleeps.
 //!
 //! To sleep and be woken takes as long as the rest of a short request, at either end. To look takes a processor. So who
 //! waits looks only where that was of use: the window, for how long it looks, grows from nothing while waits are
 //! short, and shrinks to nothing where they are not, as that of `halt_poll_ns` does in the kernel's KVM.
+//!
+//! Who looks may keep the processor from whom he waits for. With [`Polling::new`] he does for a moment; with
+//! [`Polling::yielding`] he offers it to others first, at each look.
 
 use std::net::TcpStream;
 use std::sync::Arc;
@@ -10,10 +13,9 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use millstream_net::affinity;
 use socket2::SockRef;
 
-use super::TcpConfig;
+use crate::affinity;
 
 /// A wait that is longer than the longest window by no more than this may be short once nobody sleeps: two threads are woken in
 /// turn, and each takes some 10 to 50 us.
@@ -24,6 +26,16 @@ const FIRST_PART: u32 = 4;
 
 /// So many short waits are slept through at the most before it is tried again to look.
 const MAX_RELUCTANCE: u32 = 255;
+/// What a wait that was found short adds to the credit, and the most of it, where who looks gives way to others. To look and to sleep by
+/// turns is worse than either where there are more threads than processors.
+const CREDIT: u32 = 4;
+const MAX_CREDIT: u32 = 16;
+
+/// A look that was in vain takes no longer than the window. But on a busy machine, who gives way has the processor back after
+/// some milliseconds only. A wait that was longer than the window by so much counts as so many, and this is the most of their reluctance.
+const STALL: Duration = Duration::from_micros(500);
+const STALL_COUNT: u32 = 16;
+const MAX_RELUCTANCE_OF_STALLS: u32 = 4095;
 /// Of so many connections at the most is asked where the other end is, before each wait.
 const ASKED: usize = 4;
 
@@ -37,6 +49,10 @@ struct Window {
     /// The longest. Zero: nobody ever looks.
     longest: Duration,
     length: Duration,
+    /// Who looks gives way to others.
+    gives_way: bool,
+    /// So many waits may be longer than the longest window before it is made shorter: each that was found short adds to it.
+    credit: u32,
     /// How many short waits are slept through before the next try. Grows when it was in vain to look.
     reluctance: u32,
     slept_through: u32,
@@ -51,6 +67,9 @@ impl Window {
     fn waited(&mut self, took: Duration, looked: Duration) {
         if took <= self.length && took <= looked {
             self.reluctance /= 2;
+            self.credit = if self.gives_way { (self.credit + CREDIT).min(MAX_CREDIT) } else { 0 };
+        } else if self.credit > 0 && took > self.longest && self.was_in_vain(looked) {
+            self.credit -= 1;
         } else if took > self.short() {
             self.in_vain(looked);
             let half = self.length / 2;
@@ -69,10 +88,21 @@ impl Window {
     }
 
     fn in_vain(&mut self, looked: Duration) {
-        if !looked.is_zero() {
-            self.reluctance = (2 * self.reluctance + 1).min(MAX_RELUCTANCE);
-            self.slept_through = 0;
+        if looked.is_zero() {
+            return;
         }
+        let (more, most) = if self.gives_way && !self.was_in_vain(looked) {
+            (STALL_COUNT * (self.reluctance + 1) - 1, MAX_RELUCTANCE_OF_STALLS)
+        } else {
+            (2 * self.reluctance + 1, MAX_RELUCTANCE)
+        };
+        self.reluctance = more.min(most).max(self.reluctance);
+        self.slept_through = 0;
+    }
+
+    /// Whether somebody looked, and did not stand still meanwhile.
+    fn was_in_vain(&self, looked: Duration) -> bool {
+        !looked.is_zero() && looked <= self.length.saturating_add(STALL)
     }
 
     /// The longest wait that may be short if nobody sleeps.
@@ -85,11 +115,15 @@ impl Window {
     }
 }
 
-/// What the threads of one engine share that wait for its connections, in both roles.
+/// What threads share of which only so many look at a time.
 #[derive(Debug, Default)]
-pub(super) struct Polling {
+pub struct Polling {
     /// For how long one looks at the most.
     longest: Duration,
+    /// Others who want the processor get it once somebody has looked for so long.
+    yield_after: Duration,
+    /// It is at once.
+    gives_way: bool,
     /// How many may look at a time, and how many do.
     most: usize,
     looking: AtomicUsize,
@@ -99,13 +133,28 @@ pub(super) struct Polling {
     sleeps: AtomicU64,
 }
 
+/// The processors that this process may run on, and of how many its control groups let it have the time.
+fn processors() -> (Vec<usize>, usize) {
+    let places = affinity::processors().unwrap_or_default();
+    (places, thread::available_parallelism().map_or(1, usize::from))
+}
+
+/// Not where a control group gives a process that may run on several processors the time of one: to look would use that up.
+const fn has_time(places: &[usize], processors: usize) -> bool {
+    processors > 1 || places.len() == 1
+}
+
 impl Polling {
-    /// `longest`: unless said it is [`TcpConfig::BUSY_POLL`], and nothing where a control group gives this process the time of one
-    /// processor only, though it may run on several: to look would use that up.
-    pub(super) fn new(longest: Option<Duration>) -> Arc<Self> {
-        let places = affinity::processors().unwrap_or_default();
-        // By its affinity, and what its control groups let it have of processors.
-        let processors = thread::available_parallelism().map_or(1, usize::from);
+    /// The longest, unless another is said.
+    pub const LONGEST: Duration = Duration::from_micros(50);
+    /// The longest of those who give way to others.
+    pub const LONGEST_YIELDING: Duration = Duration::from_micros(200);
+
+    /// Threads that look keep their processors for a moment: for who waits for a connection that the kernel wakes it for.
+    /// `longest`: unless said it is [`Polling::LONGEST`], and nothing where a control group gives this process the time of one
+    /// processor only, though it may run on several.
+    pub fn new(longest: Option<Duration>) -> Arc<Self> {
+        let (places, processors) = processors();
         Self::on(&places, processors, longest)
     }
 
@@ -115,14 +164,30 @@ impl Polling {
             [only] if longest.is_none() => u16::try_from(*only).ok(),
             _ => None,
         };
-        let has_time = processors > 1 || only.is_some();
-        let unless_said = if has_time { TcpConfig::BUSY_POLL } else { Duration::ZERO };
+        let unless_said = if has_time(places, processors) { Self::LONGEST } else { Duration::ZERO };
         Arc::new(Self {
             longest: longest.unwrap_or(unless_said),
+            yield_after: YIELD_AFTER,
             most: processors.saturating_sub(1).max(1),
             only,
             ..Self::default()
         })
+    }
+
+    /// Threads that offer the processor to others before each look, and so look for longer, [`Polling::LONGEST_YIELDING`] at the most, however many they are.
+    /// Nobody looks where a control group gives this process, which may run on several processors, the time of one.
+    pub fn yielding() -> Arc<Self> {
+        let (places, processors) = processors();
+        let has_time = has_time(&places, processors);
+        let longest = if has_time { Self::LONGEST_YIELDING } else { Duration::ZERO };
+        let (gives_way, most) = (true, usize::MAX);
+        Arc::new(Self { longest, gives_way, most, ..Self::default() })
+    }
+
+    /// Threads that look for so long at the most, however many they are, and leave their processors to nobody meanwhile.
+    pub fn keeping(longest: Duration) -> Arc<Self> {
+        let (yield_after, most) = (Duration::MAX, usize::MAX);
+        Arc::new(Self { longest, yield_after, most, ..Self::default() })
     }
 
     /// Whether the other end is on this machine, and was on the only processor that there is here when it last sent something:
@@ -137,8 +202,13 @@ impl Polling {
         received_at.is_ok_and(|at| at == usize::from(only)) && is_within().unwrap_or(false)
     }
 
+    /// For how long one looks at the most.
+    pub const fn longest(&self) -> Duration {
+        self.longest
+    }
+
     /// How often somebody looked before sleeping, or instead, and how often somebody slept.
-    pub(super) fn counts(&self) -> (u64, u64) {
+    pub fn counts(&self) -> (u64, u64) {
         (self.busy_polls.load(Ordering::Relaxed), self.sleeps.load(Ordering::Relaxed))
     }
 }
@@ -164,14 +234,14 @@ impl Drop for Looking {
 
 /// Decides for waits of one kind, which come one after the other, as those of a connection. By default nobody looks.
 #[derive(Debug, Default)]
-pub(super) struct BusyPoll {
+pub struct BusyPoll {
     polling: Arc<Polling>,
     window: Window,
 }
 
 /// One wait.
 #[derive(Debug)]
-pub(super) struct Wait {
+pub struct Wait {
     /// `None`: it says nothing of others.
     since: Option<Instant>,
     /// Until it was looked for as long as the window was.
@@ -181,17 +251,16 @@ pub(super) struct Wait {
 }
 
 impl BusyPoll {
-    pub(super) fn new(polling: &Arc<Polling>) -> Self {
-        Self { window: Window::new(polling.longest), polling: Arc::clone(polling) }
+    /// For waits of a kind that these threads have.
+    pub fn new(polling: &Arc<Polling>) -> Self {
+        let Polling { longest, gives_way, .. } = **polling;
+        let window = Window { gives_way, ..Window::new(longest) };
+        Self { window, polling: Arc::clone(polling) }
     }
 
     /// A wait for these connections begins. Where it is `apart`, as one of a stream of data, which has something more to do
     /// whenever a thread wakes up, nobody looks, and it says nothing of others.
-    pub(super) fn begin<'a>(
-        &self,
-        apart: bool,
-        streams: impl IntoIterator<Item = &'a TcpStream>,
-    ) -> Wait {
+    pub fn begin<'a>(&self, apart: bool, streams: impl IntoIterator<Item = &'a TcpStream>) -> Wait {
         let learns = !apart && !self.window.longest.is_zero();
         let looks = learns && !self.window.length.is_zero();
         let is_shared = |stream| self.polling.is_shared(stream);
@@ -205,13 +274,13 @@ impl BusyPoll {
     }
 
     /// Whether to look, perhaps again. If not, the thread is to sleep.
-    pub(super) fn looks(&self, wait: &mut Wait) -> bool {
+    pub fn looks(&self, wait: &mut Wait) -> bool {
         if wait.looking.is_some() {
             wait.looked = wait.elapsed();
             if wait.looked < self.window.length {
-                // Who is to bring about what is waited for may want this processor. Earlier, each look is a system call,
+                // Who is to bring about what is waited for may want this processor. Else, each look is a system call,
                 // which takes longer than a pause.
-                if wait.looked >= YIELD_AFTER {
+                if wait.looked >= self.polling.yield_after {
                     thread::yield_now();
                 }
                 return true;
@@ -225,7 +294,7 @@ impl BusyPoll {
     }
 
     /// A wait is over now: what was waited for has come, or, with `came` false, something else ended it.
-    pub(super) fn end(&mut self, wait: &Wait, now: Instant, came: bool) {
+    pub fn end(&mut self, wait: &Wait, now: Instant, came: bool) {
         let Some(since) = wait.since else { return };
         let took = now.duration_since(since);
         // Who did not sleep may have stood still in between: that is no success.
@@ -238,12 +307,12 @@ impl BusyPoll {
 
 impl Wait {
     /// The thread is to sleep, or has something else to do.
-    pub(super) fn stop_looking(&mut self) {
+    pub fn stop_looking(&mut self) {
         self.looking = None;
     }
 
     /// For how long somebody has looked.
-    pub(super) const fn looked(&self) -> Duration {
+    pub const fn looked(&self) -> Duration {
         self.looked
     }
 
@@ -252,7 +321,7 @@ impl Wait {
     }
 
     /// What is left of a time that began with the wait.
-    pub(super) fn left_of(&self, time: Duration) -> Duration {
+    pub fn left_of(&self, time: Duration) -> Duration {
         if self.looked.is_zero() { time } else { time.saturating_sub(self.elapsed()) }
     }
 }
@@ -348,6 +417,64 @@ mod tests {
     }
 
     #[test]
+    fn with_credit_some_waits_may_be_long() {
+        let mut window = Window { gives_way: true, ..Window::new(us(200)) };
+        // Short ones earn it, and one of five is enough.
+        (0..20).for_each(|_| _ = wait(&mut window, us(150)));
+        assert_eq!((window.length, window.credit), (us(200), MAX_CREDIT));
+        for _ in 0..1000 {
+            (0..4).for_each(|_| _ = wait(&mut window, us(260)));
+            assert_eq!(wait(&mut window, us(20)), us(20));
+        }
+        // It does not last for ever, and not at all where who looks stands still.
+        let mut long = window;
+        (0..MAX_CREDIT + 1).for_each(|_| _ = wait(&mut long, us(260)));
+        assert_eq!((long.length, long.credit), (us(0), 0));
+        window.waited(us(3000), us(3000));
+        assert!(window.length < us(200) && window.reluctance >= 15, "{window:?}");
+    }
+
+    #[test]
+    fn who_stands_still_whenever_he_looks_hardly_ever_does() {
+        let mut window = Window { gives_way: true, ..Window::new(us(50)) };
+        let (mut stood_still, mut all) = (Duration::ZERO, Duration::ZERO);
+        for _ in 0..100_000 {
+            // Asleep it would be woken at once. Who looks gives up the processor, and has it back after a slice of the scheduler's.
+            let looks = !window.length.is_zero();
+            let took = if looks { us(3000) } else { us(30) };
+            window.waited(took, if looks { took } else { Duration::ZERO });
+            stood_still += if looks { took } else { Duration::ZERO };
+            all += took;
+        }
+        assert!(stood_still < all / 20, "{stood_still:?} of {all:?}");
+        // As soon as nobody else wants the processor, he looks again.
+        let found = (0..10_000).filter(|_| wait(&mut window, us(30)) == us(30)).count();
+        assert!(found > 5_000, "{found}");
+    }
+
+    #[test]
+    fn who_gives_way_does_so_at_each_look_and_who_keeps_the_processor_never_does() {
+        let yielding = Polling::yielding();
+        let (places, count) = processors();
+        let has_time = has_time(&places, count);
+        assert_eq!(!yielding.longest.is_zero(), has_time);
+        assert_eq!((yielding.gives_way, yielding.yield_after), (true, Duration::ZERO));
+        let keeping = Polling::keeping(Duration::MAX);
+        assert_eq!((keeping.gives_way, keeping.yield_after), (false, Duration::MAX));
+        for polling in [yielding, keeping] {
+            if polling.longest.is_zero() {
+                continue;
+            }
+            let mut busy = BusyPoll::new(&polling);
+            // The first short wait is slept through, and however many look then, all may.
+            busy.end(&busy.begin(false, []), Instant::now(), true);
+            assert!(!busy.window.length.is_zero());
+            let waits: Vec<_> = (0..100).map(|_| busy.begin(false, [])).collect();
+            assert!(waits.iter().all(|wait| wait.looking.is_some()));
+        }
+    }
+
+    #[test]
     fn so_many_look_at_a_time_as_may() {
         // This test may stand still for a while.
         let longest = Duration::from_secs(60);
@@ -373,7 +500,7 @@ mod tests {
             let polling = Polling::on(places, processors, longest);
             (polling.longest, polling.most, polling.only)
         };
-        let usual = TcpConfig::BUSY_POLL;
+        let usual = Polling::LONGEST;
         assert_eq!(on(&[0, 1], 1, None), (Duration::ZERO, 1, None), "a control group says one");
         assert_eq!(on(&[], 1, None), (Duration::ZERO, 1, None), "nobody knows");
         assert_eq!(on(&[3], 1, None), (usual, 1, Some(3)));
