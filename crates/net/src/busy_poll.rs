@@ -26,6 +26,7 @@ const FIRST_PART: u32 = 4;
 
 /// So many short waits are slept through at the most before it is tried again to look.
 const MAX_RELUCTANCE: u32 = 255;
+
 /// What a wait that was found short adds to the credit, and the most of it, where who looks gives way to others. To look and to sleep by
 /// turns is worse than either where there are more threads than processors.
 const CREDIT: u32 = 4;
@@ -36,6 +37,7 @@ const MAX_CREDIT: u32 = 16;
 const STALL: Duration = Duration::from_micros(500);
 const STALL_COUNT: u32 = 16;
 const MAX_RELUCTANCE_OF_STALLS: u32 = 4095;
+
 /// Of so many connections at the most is asked where the other end is, before each wait.
 const ASKED: usize = 4;
 
