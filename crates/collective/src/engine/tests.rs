@@ -1,0 +1,228 @@
+use std::net::Ipv4Addr;
+
+use millstream_inc::{Collective, DataType, HostConfig, HostWorker, Mode, ReduceOperation};
+use millstream_verbs::{QueuePair, QueuePairCapabilities, SoftConfig};
+
+use super::*;
+use crate::LONGEST;
+use crate::memory::{ControlBlock, Domains, Operands, Scratch, Span};
+
+/// Rank 0 of 2, whose switch is a queue pair that asks for patience for ever, since nothing is posted there.
+fn engine() -> (Arc<Engine>, QueuePair) {
+    let (engine, mut switches) = engine_of(1);
+    (engine, switches.remove(0))
+}
+
+/// As above, with so many trees.
+fn engine_of(trees: usize) -> (Arc<Engine>, Vec<QueuePair>) {
+    let slot = EngineSlot::default();
+    let parts: Vec<_> = (0..trees).map(|tree| tree_of(&slot, tree)).collect();
+    let (mut of_engine, mut others) = (Vec::new(), Vec::new());
+    for (tree, link, switch, edge) in parts {
+        of_engine.push((tree, link));
+        others.push((switch, edge));
+    }
+    let engine = Engine::new(of_engine, trees, 2, &slot);
+    for (tree, (_, edge)) in others.iter().enumerate() {
+        engine.connect(tree, edge, Psn::new(0)).unwrap();
+    }
+    (engine, others.into_iter().map(|(switch, _)| switch).collect())
+}
+
+fn tree_of(slot: &EngineSlot, tree: usize) -> (Tree, Link, QueuePair, Edge) {
+    let process = std::process::id();
+    let host = Ipv4Addr::new(127, 64 | (process >> 8) as u8 & 63, process as u8, next_host());
+    let device = Device::open_soft(&SoftConfig::new(host.into())).unwrap();
+    let domain = device.allocate_protection_domain();
+    let control = ControlBlock::new(&domain).unwrap();
+    let (control_key, control_address) = control.place();
+    let worker = HostWorker::new(HostConfig {
+        segment_bytes: 65536,
+        window: 4,
+        control_key,
+        control_address,
+        rank: 0,
+        world: 2,
+        path_mtu: Mtu::B1024,
+    });
+    let worker = worker.unwrap();
+    let capabilities = QueuePairCapabilities::new(
+        worker.required_send_requests() as usize,
+        worker.required_receive_requests() as usize,
+    );
+    let queue = completion_queue(&device, 1000, slot, tree).unwrap();
+    let pair = domain.create_queue_pair(&queue, &queue, capabilities).unwrap();
+    let others = device.create_completion_queue(1000).unwrap();
+    let switch = domain.create_queue_pair(&others, &others, capabilities).unwrap();
+    let none = QueuePairAttributes::default();
+    let state = Some(QueuePairState::Initialized);
+    switch.modify(&QueuePairAttributes { state, access: Some(Access::empty()), ..none }).unwrap();
+    let ready = QueuePairAttributes {
+        state: Some(QueuePairState::ReadyToReceive),
+        remote_address: Some(host.into()),
+        path_mtu: Some(Mtu::B1024),
+        destination_qpn: Some(pair.number()),
+        receive_psn: Some(Psn::new(0)),
+        responder_resources: Some(0),
+        minimum_rnr_timer: Some(1),
+        ..none
+    };
+    switch.modify(&ready).unwrap();
+    let edge = Edge { qpn: switch.number(), psn: Psn::new(0), path_mtu: Mtu::B1024 };
+    let tree = Tree::new(worker, control, MAX_STARTED);
+    (tree, Link { pair, device, switch: host.into() }, switch, edge)
+}
+
+fn next_host() -> u8 {
+    static NEXT: std::sync::atomic::AtomicU8 = std::sync::atomic::AtomicU8::new(1);
+    NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed)
+}
+
+fn barrier(limit: Duration) -> Work {
+    let call = CollectiveCall {
+        collective: Collective::Barrier,
+        operation: ReduceOperation::Sum,
+        data_type: DataType::UInt8,
+        root: 0,
+        count: 0,
+        stripe: Stripe::WHOLE,
+        mode: Mode::Write,
+        source_key: 0,
+        source_address: 0,
+        destination_key: 0,
+        destination_address: 0,
+    };
+    let operands = Operands::default();
+    Work { call, operands, registered: false, source: Span::EMPTY, destination: Span::EMPTY, limit }
+}
+
+#[test]
+fn trees_that_others_have_replaced_keep_no_copies() {
+    let (engine, _switches) = engine_of(2);
+    engine.prepare_failover(true);
+    let domains = Domains::of(engine.links.iter().map(|link| &link.device));
+    let vector = Scratch::new(&domains, 400_000).unwrap();
+    let work = barrier(LONGEST);
+    let (count, data_type) = (100_000, DataType::UInt32);
+    let call = CollectiveCall { collective: Collective::AllReduce, count, data_type, ..work.call };
+    let (source, destination) = (vector.span(), vector.span());
+    let work = Work { call, registered: true, source, destination, ..work };
+    assert_eq!(engine.start(&work), Ok(0));
+    let keeps = || engine.lock().trees.iter().any(Tree::keeps_overwritten);
+    assert!(keeps());
+    engine.fail(CollectiveError::Closed);
+    engine.halt();
+    engine.retire();
+    assert!(!keeps());
+}
+
+/// Whether the collective under way is overdue.
+fn overdue(engine: &Engine) -> Option<bool> {
+    engine.lock().trees[0].running.map(|running| running.overdue)
+}
+
+#[test]
+fn a_deadline_ends_only_the_collective_that_it_is_of_and_that_once() {
+    let (engine, _switch) = engine();
+    assert_eq!(engine.start(&barrier(Duration::ZERO)), Ok(0));
+    assert_eq!(engine.start(&barrier(Duration::ZERO)), Ok(1));
+    // As if another one had been under way when the time was looked at.
+    engine.expire(0, 1);
+    assert_eq!((overdue(&engine), engine.failure()), (Some(false), None));
+    engine.expire(0, 0);
+    assert_eq!((overdue(&engine), engine.failure()), (Some(true), None));
+    // As if another thread had been first.
+    engine.expire(0, 0);
+    assert_eq!((overdue(&engine), engine.failure()), (Some(true), None));
+    engine.lock().trees[0].running.as_mut().unwrap().deadline = Instant::now();
+    engine.expire(0, 1);
+    assert_eq!((overdue(&engine), engine.failure()), (Some(true), None));
+    engine.expire(0, 0);
+    let failure = engine.failure();
+    assert!(matches!(failure, Some(CollectiveError::Timeout { sequence: 0, .. })), "{failure:?}");
+    assert!(!engine.cancel(1, CollectiveError::Canceled { sequence: 1 }), "it is over");
+    assert_eq!(engine.failure(), failure);
+}
+
+#[test]
+fn what_comes_after_one_that_goes_on_does_not_end_it_though_a_rank_has_left() {
+    let (engine, _switch) = engine();
+    assert_eq!(engine.start(&barrier(LONGEST)), Ok(0));
+    engine.peer_left(1, 1);
+    assert_eq!(engine.start(&barrier(LONGEST)), Ok(1));
+    assert_eq!((engine.failure(), engine.progress()), (None, (2, true)));
+    engine.peer_left(1, 0);
+    let failure = engine.failure();
+    assert!(matches!(failure, Some(CollectiveError::PeerLost { rank: 1, .. })), "{failure:?}");
+}
+
+/// As if the switch of a tree had taken the descriptor of its first collective, a barrier, and agreed.
+fn agree(engine: &Engine, tree: usize) {
+    use millstream_verbs::{CompletionOperation, CompletionStatus};
+    let qpn = engine.links[tree].pair.number();
+    let of = |id, operation| Completion::new(id, qpn, CompletionStatus::Success, operation);
+    let sent = of(1 << 62, CompletionOperation::Send);
+    let agreed = of(1 << 63, CompletionOperation::Receive);
+    let immediate = Some(1 << 30);
+    engine.completed(tree, &[sent, Completion { immediate, ..agreed }]);
+}
+
+fn is_lost(failure: Option<CollectiveError>) -> bool {
+    matches!(failure, Some(CollectiveError::PeerLost { rank: 1, .. }))
+}
+
+/// Barriers take turns on the trees.
+#[test]
+fn who_leaves_after_a_collective_does_not_end_it_where_the_next_is_under_way_on_another_tree() {
+    // The next begins before the rank is known to have left, or after.
+    for early in [true, false] {
+        let (engine, _switches) = engine_of(2);
+        let start = |number| assert_eq!(engine.start(&barrier(LONGEST)), Ok(number));
+        start(0);
+        if early {
+            start(1);
+        }
+        engine.peer_left(1, 1);
+        if !early {
+            start(1);
+        }
+        start(2);
+        assert_eq!((engine.failure(), engine.progress()), (None, (3, true)), "{early}");
+        assert_eq!(engine.lock().trees[1].running.is_some(), early);
+        agree(&engine, 0);
+        assert_eq!(engine.wait(0, Duration::ZERO), Some(Ok(())));
+        assert!(is_lost(engine.failure()), "{early}: {:?}", engine.failure());
+        for number in [1, 2] {
+            let outcome = engine.wait(number, Duration::ZERO);
+            assert!(outcome.is_some_and(|it| is_lost(it.err())), "{early} {number}");
+        }
+    }
+}
+
+#[test]
+fn a_tree_that_fails_for_want_of_who_has_left_leaves_time_to_what_came_before() {
+    for left in [1, 2] {
+        let (engine, _switches) = engine_of(2);
+        assert_eq!(engine.start(&barrier(LONGEST)), Ok(0));
+        assert_eq!(engine.start(&barrier(LONGEST)), Ok(1));
+        engine.peer_left(1, left);
+        let lost = E::Aborted(millstream_inc::Abort::PeerLost { rank: 1 });
+        // Before the rest: the device's thread tells of the disconnection, too, and advances trees.
+        let mut state = engine.lock();
+        // As if the switch of the second tree had missed the other rank.
+        engine.links[1].disconnect();
+        state.trees[1].worker.fail(lost);
+        let over = engine.advance(&mut state, 1);
+        drop(state);
+        assert!(over);
+        if left > 1 {
+            // It has called the second collective, too.
+            assert!(is_lost(engine.failure()), "{:?}", engine.failure());
+            continue;
+        }
+        assert_eq!((engine.failure(), engine.progress()), (None, (2, true)));
+        agree(&engine, 0);
+        assert_eq!(engine.wait(0, Duration::ZERO), Some(Ok(())));
+        assert!(is_lost(engine.failure()), "{:?}", engine.failure());
+    }
+}
