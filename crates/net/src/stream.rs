@@ -76,6 +76,18 @@ impl Part {
     pub const fn length(&self) -> usize {
         self.0.iov_len
     }
+
+    /// Becomes what both are together, if the other one begins where this one ends; whether it does. Who sends or receives it
+    /// vouches for all of its bytes, as ever.
+    #[must_use]
+    pub fn append(&mut self, other: Self) -> bool {
+        let libc::iovec { iov_base, iov_len } = &mut self.0;
+        let follows = iov_base.wrapping_byte_add(*iov_len) == other.0.iov_base;
+        if follows {
+            *iov_len += other.0.iov_len;
+        }
+        follows
+    }
 }
 
 /// Sends the first so many bytes of these parts as there is room for.

@@ -2,6 +2,8 @@
 
 #![allow(unsafe_code)]
 
+mod gathered;
+
 use std::io;
 use std::num::NonZeroU64;
 use std::ops::Range;
@@ -18,6 +20,7 @@ use millstream_net::stream;
 use millstream_transfer_core::Borders;
 use millstream_verbs::{Access, GpuMemoryError, MemoryRegion, ProtectionDomain};
 
+pub(crate) use self::gathered::Gathered;
 use crate::gate::{Gate, Pass};
 use crate::gpu::{self, Exchanged};
 use crate::keys::Keys;
@@ -510,90 +513,6 @@ impl Inside<'_> {
             }
         };
         exchanged.map_err(Exchanged::Access)
-    }
-}
-
-/// Bytes of registered memory and others that are sent by one call, or received into by one.
-pub(crate) struct Gathered<'a> {
-    /// Who is entered: pieces of one memory share a pass.
-    inside: [Option<Inside<'a>>; GATHERED_MEMORIES],
-    memories: usize,
-    parts: [stream::Part; GATHERED_PARTS],
-    count: usize,
-    /// Some of the parts are slices, which are only read.
-    read_only: bool,
-}
-
-/// How many parts a call has at the most, and of how many registrations.
-const GATHERED_PARTS: usize = 130;
-const GATHERED_MEMORIES: usize = 32;
-
-impl Default for Gathered<'_> {
-    fn default() -> Self {
-        Self {
-            inside: [const { None }; GATHERED_MEMORIES],
-            memories: 0,
-            parts: [stream::Part::NONE; GATHERED_PARTS],
-            count: 0,
-            read_only: false,
-        }
-    }
-}
-
-impl<'a> Gathered<'a> {
-    /// Adds bytes that are no registered memory.
-    pub(crate) fn add_bytes(&mut self, bytes: &'a [u8]) {
-        if !bytes.is_empty() && self.count < GATHERED_PARTS {
-            self.parts[self.count] = stream::Part::of(bytes);
-            self.count += 1;
-            self.read_only = true;
-        }
-    }
-
-    /// Adds bytes of the memory; `false` when there is no room, or they are not in it, or it is not registered
-    /// any more, or of a GPU.
-    pub(crate) fn add(&mut self, memory: &'a LocalMemory, address: u64, length: u64) -> bool {
-        // The last one is for bytes that come after.
-        if self.count + 1 >= GATHERED_PARTS {
-            return false;
-        }
-        let last = self.memories.checked_sub(1).and_then(|last| self.inside[last].as_ref());
-        if !last.is_some_and(|inside| std::ptr::eq(inside.memory, memory)) {
-            if self.memories == GATHERED_MEMORIES {
-                return false;
-            }
-            let Some(inside) = memory.enter() else { return false };
-            self.inside[self.memories] = Some(inside);
-            self.memories += 1;
-        }
-        let last = self.inside[self.memories - 1].as_ref();
-        let Some(pointer) = last.and_then(|inside| inside.pointer(address, length)) else {
-            return false;
-        };
-        self.parts[self.count] = stream::Part::new(pointer, length as usize);
-        self.count += 1;
-        true
-    }
-
-    /// How many parts there are.
-    pub(crate) const fn count(&self) -> usize {
-        self.count
-    }
-
-    /// Sends the first so many bytes as there is room for.
-    pub(crate) fn send(&self, stream: BorrowedFd<'_>) -> io::Result<usize> {
-        // SAFETY: slices that are borrowed, and ranges of registered memory, which stays valid while it is
-        // entered.
-        unsafe { stream::send_parts(stream, &self.parts[..self.count]) }
-    }
-
-    /// Receives into them; 0 at the end of the stream.
-    pub(crate) fn receive(&self, stream: BorrowedFd<'_>) -> io::Result<usize> {
-        if self.read_only {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
-        // SAFETY: ranges of registered memory only, which stays valid while it is entered.
-        unsafe { stream::receive_parts(stream, &self.parts[..self.count]) }
     }
 }
 

@@ -8,7 +8,8 @@ use std::ptr;
 
 use common::{LONG, address, engine, private};
 use millstream_transfer::{
-    FailureReason, Opcode, SubmitAndWaitError, TransferEngine, TransferRequest, TransferState,
+    FailureReason, Opcode, SubmitAndWaitError, TcpConfig, TransferEngine, TransferRequest,
+    TransferState,
 };
 
 const PAGE: usize = 4096;
@@ -57,6 +58,12 @@ impl Drop for Mapped {
 fn shm_engine() -> TransferEngine {
     let engine = TransferEngine::new(common::config(address())).unwrap();
     engine.install_shm().unwrap();
+    engine
+}
+
+fn tcp_engine() -> TransferEngine {
+    let engine = TransferEngine::new(common::config(address())).unwrap();
+    engine.install_tcp(TcpConfig::default()).unwrap();
     engine
 }
 
@@ -188,6 +195,7 @@ fn one_of_many_small_requests_fails_alone() {
     let engine = TransferEngine::new(common::config(address())).unwrap();
     take_away_one_of_many(&engine, &engine);
     take_away_one_of_many(&shm_engine(), &shm_engine());
+    take_away_one_of_many(&tcp_engine(), &tcp_engine());
 }
 
 #[test]

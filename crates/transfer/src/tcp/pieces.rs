@@ -211,7 +211,7 @@ impl Pieces {
         Some(inside.send(stream.as_fd(), before, (from, left), after))
     }
 
-    /// Sends all that can be sent at once; of how many parts that was.
+    /// Sends all that can be sent at once; of how many pieces that was.
     fn send_gathered(
         &self,
         stream: &TcpStream,
@@ -223,7 +223,7 @@ impl Pieces {
         if self.gather(&mut gathered) {
             gathered.add_bytes(after);
         }
-        match gathered.count() {
+        match gathered.pieces() {
             0 => (0, Ok(0)),
             count => (count, gathered.send(stream.as_fd())),
         }
@@ -241,12 +241,12 @@ impl Pieces {
             }
             let mut gathered = Gathered::default();
             self.gather(&mut gathered);
-            let (parts, result) = match gathered.count() {
+            let (pieces, result) = match gathered.pieces() {
                 0 => (0, Ok(0)),
-                parts => (parts, gathered.receive(stream.as_fd())),
+                pieces => (pieces, gathered.receive(stream.as_fd())),
             };
             drop(gathered);
-            if parts == 0 {
+            if pieces == 0 {
                 self.blame_absent();
                 let left = self.list.get(self.next).map_or(0, |piece| piece.length - self.done);
                 let room = scratch.len().min(usize::try_from(left).unwrap_or(usize::MAX));
@@ -255,7 +255,7 @@ impl Pieces {
                 return Ok(count);
             }
             match result {
-                Err(error) if error.raw_os_error() == Some(EFAULT) => self.blame(parts > 1),
+                Err(error) if error.raw_os_error() == Some(EFAULT) => self.blame(pieces > 1),
                 result => {
                     let count = result?;
                     self.advance(count as u64);
