@@ -58,8 +58,9 @@ pub(crate) fn fast_library() -> Result<PathBuf> {
     if let Some(path) = std::env::var_os("MILLSTREAM_LIBRARY") {
         return Ok(PathBuf::from(path));
     }
-    let arguments = ["build", "--release", "--package", "millstream-c"];
-    process::run(process::cargo().args(arguments))?;
+    // Without the form that it has for cargo, with which it would not be linked as a whole.
+    let arguments = ["rustc", "--release", "--package", "millstream-c", "--lib"];
+    process::run(process::cargo().args(arguments).args(["--crate-type", "cdylib"]))?;
     Ok(process::target_directory().join("release/libmillstream.so"))
 }
 
