@@ -386,7 +386,7 @@ mod tests {
         let owners = [(); 2].map(|()| Arc::new(Owner::default()));
         let own = |owner: &Arc<Owner>| {
             let weak = Arc::downgrade(owner);
-            place.belongs_to(weak, TaskId::from_bits(1))
+            place.belongs_to(task.batch.tasks.owner(&(weak as _)), TaskId::from_bits(1))
         };
         assert_eq!(task.claim_whole(), Some(4));
         assert!(own(&owners[0]));
@@ -506,14 +506,13 @@ mod tests {
         let place = batch.shared.tasks.get(0);
         let owners = [(); 2].map(|()| Arc::new(Owner::default()));
         task.claim_whole();
-        let first = Arc::downgrade(&owners[0]);
-        place.belongs_to(first, TaskId::from_bits(1));
+        let numbers = [0, 1].map(|it| task.batch.tasks.owner(&(Arc::downgrade(&owners[it]) as _)));
+        place.belongs_to(numbers[0], TaskId::from_bits(1));
         owners[0].0.store(true, Ordering::SeqCst);
         assert!(place.moves_to(5));
         assert!(task.cancel());
         task.claim_whole();
-        let second = Arc::downgrade(&owners[1]);
-        assert!(!place.belongs_to(second, TaskId::from_bits(1)), "it is to be ended");
+        assert!(!place.belongs_to(numbers[1], TaskId::from_bits(1)), "it is to be ended");
     }
 
     #[test]

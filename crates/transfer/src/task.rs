@@ -6,6 +6,7 @@
 
 mod few;
 mod leaving;
+mod owners;
 
 use std::ops::{Deref, Range};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -15,6 +16,8 @@ use std::time::Instant;
 use millstream_transfer_core::TaskId;
 
 use self::few::Few;
+pub(crate) use self::owners::OwnerNumber;
+use self::owners::{Owned, Owners};
 use crate::admission::Admitted;
 use crate::batch::BatchShared;
 use crate::metrics::Tally;
@@ -28,7 +31,10 @@ use crate::{Opcode, PiecesRequest, TransferError, TransferRequest, TransferState
 /// The places of a batch's tasks.
 #[derive(Debug)]
 pub(crate) struct Tasks {
-    all: Few,
+    all: Few<Task>,
+    /// Of those that have owners.
+    owned: OnceLock<Few<Owned>>,
+    owners: Owners,
     rare: OnceLock<Box<[Rare]>>,
 }
 
@@ -78,19 +84,12 @@ struct Rare {
     admitted: OnceLock<Admitted>,
     /// Its pieces, where it has several.
     shape: OnceLock<Shape>,
-    /// Who does it, of those that tell its end as a whole, and its name there.
-    owner: OnceLock<Owner>,
     /// If it leaves the transport that did it first.
     moves: OnceLock<Box<Moves>>,
     /// Who does it gives up what was claimed of it when it is to end.
     can_be_given_up: AtomicBool,
-    /// Its owner has begun to do it.
-    begun: AtomicBool,
     error: OnceLock<TransferError>,
 }
-
-/// Who does a task, and its name there.
-type Owner = (Weak<dyn EndTask>, TaskId);
 
 /// Of a task that goes on over another transport.
 #[derive(Debug, Default)]
@@ -102,7 +101,7 @@ struct Moves {
     /// Bytes that had arrived before: they have, whatever becomes of them when all is done again.
     arrived: AtomicU64,
     /// Who does it after each move.
-    owners: [OnceLock<Owner>; MAX_MOVES],
+    owned: [Owned; MAX_MOVES],
     /// Why it left what copies, which has no owner that knows it.
     error: OnceLock<TransferError>,
     /// Where it waits while its segment's process is asked whether it is there.
@@ -159,21 +158,30 @@ pub(crate) struct TaskHandle {
 }
 
 impl Moves {
-    /// The place of who does it since the last move, if there was one.
-    fn owner(&self) -> Option<&OnceLock<Owner>> {
-        self.owners.get(usize::from(self.count.load(Ordering::SeqCst)).checked_sub(1)?)
+    /// Who does it since the last move, if there was one.
+    fn owned(&self) -> Option<&Owned> {
+        self.owned.get(usize::from(self.count.load(Ordering::SeqCst)).checked_sub(1)?)
     }
 }
 
 impl Tasks {
-    /// So many. Where most of them will have what only some have, as an owner, there is `room` for that from
-    /// the start: nothing is allocated later.
-    pub(crate) fn new(count: usize, room: bool) -> Self {
-        let tasks = Self { all: Few::new(count), rare: OnceLock::new() };
-        if room {
-            tasks.room();
+    /// So many. Where most of them will be `owned`, there is room for that from the start: nothing is allocated later.
+    pub(crate) fn new(count: usize, owned: bool) -> Self {
+        let (all, owners) = (Few::new(count), Owners::default());
+        let tasks = Self { all, owned: OnceLock::new(), owners, rare: OnceLock::new() };
+        if owned {
+            tasks.owned();
         }
         tasks
+    }
+
+    /// The number of an owner, for tasks that [belong to it](TaskRef::belongs_to).
+    pub(crate) fn owner(&self, owner: &Weak<dyn EndTask>) -> OwnerNumber {
+        self.owners.number(owner)
+    }
+
+    fn owned(&self) -> &[Owned] {
+        self.owned.get_or_init(|| Few::new(self.all.len()))
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -287,7 +295,7 @@ impl<'a> TaskRef<'a> {
     }
 
     /// When its time is over, if ever.
-    fn deadline(&self) -> Option<Instant> {
+    pub(crate) fn deadline(&self) -> Option<Instant> {
         self.rare()?.deadline.get().copied()
     }
 
@@ -337,9 +345,9 @@ impl<'a> TaskRef<'a> {
     }
 
     fn is_waiting(&self) -> bool {
-        match self.rare() {
+        match self.tasks.owned.get().map(|all| &all[self.index]) {
             _ if self.has_left() => false,
-            Some(rare) if rare.owner.get().is_some() => !rare.begun.load(Ordering::Relaxed),
+            Some(owned) if owned.get().is_some() => !owned.has_begun(),
             _ => self.next.load(Ordering::Relaxed) == 0,
         }
     }
@@ -351,7 +359,7 @@ impl<'a> TaskRef<'a> {
 
     /// Its owner has begun to do it.
     pub(crate) fn begin(&self) {
-        self.rare_room().begun.store(true, Ordering::Relaxed);
+        self.tasks.owned()[self.index].begin();
     }
 
     /// So many bytes have arrived. Whether those were the last.
@@ -361,12 +369,15 @@ impl<'a> TaskRef<'a> {
 
     /// Who does it, as a whole, once all of it was claimed. `false` when it was to be ended before: then
     /// its owner shall end it.
-    pub(crate) fn belongs_to(&self, owner: Weak<dyn EndTask>, name: TaskId) -> bool {
-        let rare = self.rare_room();
-        let moved = rare.moves.get().and_then(|moves| moves.owner());
-        let _ = moved.unwrap_or(&rare.owner).set((owner, name));
+    pub(crate) fn belongs_to(&self, owner: OwnerNumber, name: TaskId) -> bool {
+        self.moved_owned().unwrap_or_else(|| &self.tasks.owned()[self.index]).set(owner, name);
         // Either this sees that it is to be ended, or `cancel` sees the owner.
         !self.end_wanted.load(Ordering::SeqCst)
+    }
+
+    /// Who does it since the last move, if there was one.
+    fn moved_owned(&self) -> Option<&'a Owned> {
+        self.rare()?.moves.get()?.owned()
     }
 
     /// It begins anew, over the transport of this number. Nothing of it is under way, and whoever did it does not
@@ -389,6 +400,18 @@ impl<'a> TaskRef<'a> {
         debug_assert!(self.next.load(Ordering::Relaxed) >= self.slices());
         moves.unclaimed.store(true, Ordering::Release);
         true
+    }
+
+    /// Claims all of it for who does it as a whole: how many slices that is, if any.
+    pub(crate) fn claim_whole(&self) -> Option<u64> {
+        if self.transport.load(Ordering::Relaxed) & MOVED != 0 {
+            let moves = self.rare().and_then(|rare| rare.moves.get());
+            let unclaimed = moves.is_some_and(|it| it.unclaimed.swap(false, Ordering::Acquire));
+            return unclaimed.then(|| self.slices());
+        }
+        let rest = self.stop();
+        self.given_away.store(rest > 0, Ordering::SeqCst);
+        (rest > 0).then_some(rest)
     }
 
     /// Which way.
@@ -543,17 +566,9 @@ impl TaskHandle {
         }
     }
 
-    /// Claims all of it for who does it as a whole: how many slices that is, if any.
+    /// As [`TaskRef::claim_whole`].
     pub(crate) fn claim_whole(&self) -> Option<u64> {
-        let task = self.task();
-        if task.transport.load(Ordering::Relaxed) & MOVED != 0 {
-            let moves = task.rare().and_then(|rare| rare.moves.get());
-            let unclaimed = moves.is_some_and(|it| it.unclaimed.swap(false, Ordering::Acquire));
-            return unclaimed.then(|| task.slices());
-        }
-        let rest = task.stop();
-        task.given_away.store(rest > 0, Ordering::SeqCst);
-        (rest > 0).then_some(rest)
+        self.task().claim_whole()
     }
 
     /// Fails it, if nobody has begun to do it as a whole.
@@ -614,17 +629,17 @@ impl TaskHandle {
     /// changes anything.
     pub(crate) fn cancel(&self) -> bool {
         self.task().end_wanted.store(true, Ordering::SeqCst);
-        if let Some(rare) = self.task().rare() {
-            let moved = rare.moves.get().and_then(|moves| moves.owner());
-            match moved.unwrap_or(&rare.owner).get() {
-                Some((owner, name)) => {
-                    let ends = owner.upgrade().is_some_and(|owner| owner.cancel(*name));
-                    return ends || self.ends_departing();
-                }
-                // As well is one that is being given to its next owner.
-                None if moved.is_some() => return self.task().is_given_away(),
-                None => {}
+        let moved = self.task().moved_owned();
+        let owned = moved.or_else(|| Some(&self.batch.tasks.owned.get()?[self.index]));
+        match owned.and_then(Owned::get) {
+            Some((owner, name)) => {
+                let owner = self.batch.tasks.owners.get(owner);
+                let owner = owner.and_then(|owner| owner.upgrade());
+                return owner.is_some_and(|owner| owner.cancel(name)) || self.ends_departing();
             }
+            // As well is one that is being given to its next owner.
+            None if moved.is_some() => return self.task().is_given_away(),
+            None => {}
         }
         // One that is being given to its owner just now is ended by that.
         let ends = self.ends_departing()

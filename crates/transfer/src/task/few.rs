@@ -1,33 +1,31 @@
-//! The tasks of a batch.
+//! What each task of a batch has.
 
 use std::ops::Deref;
 use std::slice;
 
-use super::Task;
-
-/// Tasks: that of a single request needs no memory of its own.
+/// One for each task: that of a single request needs no memory of its own.
 #[derive(Debug)]
-pub(super) enum Few {
-    One(Task),
-    Many(Box<[Task]>),
+pub(super) enum Few<T> {
+    One(T),
+    Many(Box<[T]>),
 }
 
-impl Few {
+impl<T: Default> Few<T> {
     pub(super) fn new(count: usize) -> Self {
         match count {
-            1 => Self::One(Task::default()),
-            _ => Self::Many((0..count).map(|_| Task::default()).collect()),
+            1 => Self::One(T::default()),
+            _ => Self::Many((0..count).map(|_| T::default()).collect()),
         }
     }
 }
 
-impl Deref for Few {
-    type Target = [Task];
+impl<T> Deref for Few<T> {
+    type Target = [T];
 
-    fn deref(&self) -> &[Task] {
+    fn deref(&self) -> &[T] {
         match self {
-            Self::One(task) => slice::from_ref(task),
-            Self::Many(tasks) => tasks,
+            Self::One(one) => slice::from_ref(one),
+            Self::Many(all) => all,
         }
     }
 }
@@ -39,7 +37,7 @@ mod tests {
     #[test]
     fn there_are_as_many_as_were_asked_for() {
         for count in [0, 1, 2, 7] {
-            assert_eq!(Few::new(count).len(), count);
+            assert_eq!(Few::<u64>::new(count).len(), count);
         }
     }
 }

@@ -4,25 +4,23 @@
 //! connection that broke is tried again: a READ at once, a WRITE once the peer has confirmed that nothing of that
 //! connection is done any more (a *fence*). Where it cannot confirm, the target's range is undefined.
 
+mod origins;
 mod parts;
 #[cfg(test)]
 mod tests;
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+pub(super) use self::origins::Origin;
+use self::origins::Origins;
 pub(super) use self::parts::Message;
 use self::parts::{Part, Task, fill, own_fault, peers_fault};
 use millstream_transfer_core::{Opcode as RailOpcode, RailCounters};
 
-use super::ended::Ended;
+use super::ended::{AllEnded, Ended};
 use super::message::Fault;
 use super::original::Version;
-use crate::memory::LocalMemory;
-use crate::segment::OpenSegment;
-use crate::task::TaskHandle;
-use crate::terms::Terms;
 use crate::{FailureReason, Opcode, TransferState};
 
 /// How often a message is sent again after its connection broke.
@@ -69,6 +67,7 @@ pub(super) struct Flow {
     framing: Framing,
     tasks: Vec<Option<Task>>,
     free: Vec<u32>,
+    origins: Origins,
     generation: u32,
     /// Tasks of which not all was posted, and their generations.
     queue: VecDeque<(u32, u32)>,
@@ -92,6 +91,7 @@ impl Flow {
             framing,
             tasks: Vec::new(),
             free: Vec::new(),
+            origins: Origins::default(),
             generation: 0,
             queue: VecDeque::new(),
             again: VecDeque::new(),
@@ -116,44 +116,50 @@ impl Flow {
         self.in_flight.1
     }
 
-    /// Takes a task; its name.
-    pub(super) fn push(
-        &mut self,
-        task: &TaskHandle,
-        local: &Arc<LocalMemory>,
-        segment: &Arc<OpenSegment>,
-        terms: &Terms,
-    ) -> u64 {
+    /// What so many tasks are of that are [pushed](Self::push) next, at least one: its number.
+    pub(super) fn begin(&mut self, origin: Origin, tasks: usize) -> u32 {
+        self.origins.insert(origin, tasks)
+    }
+
+    /// One of these is not.
+    pub(super) fn leave_out(&mut self, origin: u32) {
+        self.origins.take(origin, 1);
+    }
+
+    /// Takes a task of what [`begin`](Self::begin) has numbered, by its index in the batch; its name.
+    pub(super) fn push(&mut self, origin: u32, index: usize) -> u64 {
         self.generation = self.generation.wrapping_add(1);
-        let deadline = task.deadline();
-        if let Some(deadline) = deadline {
+        let task = self.origins[origin].batch.tasks.get(index);
+        if let Some(deadline) = task.deadline() {
             self.earliest = Some(self.earliest.map_or(deadline, |other| other.min(deadline)));
         }
-        let new = Task {
+        let new = Some(Task {
             generation: self.generation,
-            batch: Arc::clone(&task.batch),
-            index: task.index,
-            local: Arc::clone(local),
-            segment: Arc::clone(segment),
-            terms: *terms,
-            opcode: task.opcode(),
+            origin,
+            // A batch has at most a million.
+            index: index as u32,
+            under_way: 0,
             next: 0,
             offset: 0,
-            posted: false,
-            under_way: 0,
             done: 0,
-            ending: None,
-            failure: None,
+            opcode: task.opcode(),
+            posted: false,
             stranded: false,
             undefined: false,
             unconfirmed: false,
-            deadline,
-        };
-        let slot = self.free.pop().unwrap_or_else(|| {
-            self.tasks.push(None);
-            self.tasks.len() as u32 - 1
+            ending: None,
+            failure: None,
         });
-        self.tasks[slot as usize] = Some(new);
+        let slot = match self.free.pop() {
+            Some(slot) => {
+                self.tasks[slot as usize] = new;
+                slot
+            }
+            None => {
+                self.tasks.push(new);
+                self.tasks.len() as u32 - 1
+            }
+        };
         self.queue.push_back((slot, self.generation));
         u64::from(self.generation) << 32 | u64::from(slot)
     }
@@ -179,9 +185,15 @@ impl Flow {
         !self.ended.is_empty()
     }
 
-    /// What ended since the last call, into `into`.
-    pub(super) fn take_ended(&mut self, into: &mut Vec<Ended>) {
-        into.append(&mut self.ended);
+    /// What ended since the last call, into `into`, which is empty.
+    pub(super) fn take_ended(&mut self, into: &mut AllEnded) {
+        debug_assert!(into.tasks.is_empty() && into.origins.is_empty());
+        std::mem::swap(&mut self.ended, &mut into.tasks);
+        for tasks in into.tasks.chunk_by_mut(|one, next| one.origin == next.origin) {
+            into.origins.push(self.origins.take(tasks[0].origin, tasks.len()));
+            let place = into.origins.len() as u32 - 1;
+            tasks.iter_mut().for_each(|task| task.origin = place);
+        }
     }
 
     /// What to post next.
@@ -207,8 +219,8 @@ impl Flow {
         }
         let mut message = self.blank();
         while let Some(&(slot, generation)) = self.queue.front() {
-            let framing = self.framing;
-            let task = self.task(slot).filter(|task| task.generation == generation);
+            let task = self.tasks.get_mut(slot as usize).and_then(Option::as_mut);
+            let task = task.filter(|task| task.generation == generation);
             let Some(task) = task.filter(|task| !task.posted && task.is_wanted()) else {
                 self.queue.pop_front();
                 continue;
@@ -217,9 +229,10 @@ impl Flow {
                 break;
             }
             message.opcode = Some(task.opcode);
-            task.batch.tasks.get(task.index).begin();
-            task.batch.posted(task.index);
-            let full = fill(&mut message, slot, task, framing);
+            let (origin, index) = (&self.origins[task.origin], task.index as usize);
+            origin.batch.tasks.get(index).begin();
+            origin.batch.posted(index);
+            let full = fill(&mut message, slot, task, origin, self.framing);
             if task.posted {
                 self.queue.pop_front();
             } else if full {
@@ -293,7 +306,9 @@ impl Flow {
         self.returned(&message);
         let (mut done, opcode) = (0, message.opcode);
         for (part, piece) in message.parts.iter().zip(message.pieces.list()) {
-            let Some(task) = self.task(part.slot) else { continue };
+            let task = self.tasks.get_mut(part.slot as usize).and_then(Option::as_mut);
+            let Some(task) = task else { continue };
+            let (origin, index) = (&self.origins[task.origin], task.index as usize);
             let reason = match (part.fault, piece.fault) {
                 (Some(fault), _) => Some(peers_fault(fault)),
                 (None, Some(fault)) => Some(own_fault(fault, piece.address)),
@@ -303,20 +318,18 @@ impl Flow {
                 None => {
                     done += part.length;
                     task.done += part.length;
-                    if task.batch.tasks.get(task.index).moved(part.length) {
-                        task.batch.acknowledged(task.index);
+                    if origin.batch.tasks.get(index).moved(part.length) {
+                        origin.batch.acknowledged(index);
                     }
                     task.unconfirmed |= !confirmed;
                 }
                 Some(reason) => {
                     if part.fault.is_some() {
-                        task.segment.mark_stale();
+                        origin.segment.mark_stale();
                     }
                     task.undefined |=
                         part.fault == Some(Fault::RelayUndefined) && opcode == Some(Opcode::Write);
-                    if task.is_wanted() {
-                        task.failure = Some(reason);
-                    }
+                    task.fail(reason, false);
                 }
             }
             self.part_ended(part.slot);
@@ -411,13 +424,12 @@ impl Flow {
     fn failed(&mut self, message: Message, reason: &FailureReason, undefined: bool) {
         let undefined = undefined && message.is_write();
         for part in &message.parts {
-            let Some(task) = self.task(part.slot) else { continue };
+            let task = self.tasks.get_mut(part.slot as usize).and_then(Option::as_mut);
+            let Some(task) = task else { continue };
             task.undefined |= undefined;
-            task.segment.mark_stale();
-            if task.is_wanted() {
-                task.failure = Some(reason.with_range(part.remote, part.length));
-                task.stranded = is_for_others(reason);
-            }
+            self.origins[task.origin].segment.mark_stale();
+            let with_range = reason.with_range(part.remote, part.length);
+            task.fail(with_range, is_for_others(reason));
             self.part_ended(part.slot);
         }
         self.recycle(message);
@@ -462,14 +474,12 @@ impl Flow {
             self.failed(message, reason, false);
         }
         for (slot, generation) in std::mem::take(&mut self.queue) {
-            let task = self.task(slot).filter(|task| task.generation == generation);
+            let task = self.tasks.get_mut(slot as usize).and_then(Option::as_mut);
+            let task = task.filter(|task| task.generation == generation);
             let Some(task) = task else { continue };
             task.posted = true;
-            task.segment.mark_stale();
-            if task.is_wanted() {
-                task.failure = Some(reason.clone());
-                task.stranded = is_for_others(reason);
-            }
+            self.origins[task.origin].segment.mark_stale();
+            task.fail(reason.clone(), is_for_others(reason));
             self.settle(slot);
         }
     }
@@ -483,32 +493,28 @@ impl Flow {
 
     /// Ends a task if nothing more is to be done of it.
     fn settle(&mut self, slot: u32) {
-        let Some(task) = self.task(slot) else { return };
-        let over = task.under_way == 0 && (task.posted || !task.is_wanted());
-        if !over {
-            return;
-        }
-        let Some(task) = self.tasks[slot as usize].take() else { return };
+        let Some(place) = self.tasks.get_mut(slot as usize) else { return };
+        let over = |task: &mut Task| task.under_way == 0 && (task.posted || !task.is_wanted());
+        let Some(task) = place.take_if(over) else { return };
         self.free.push(slot);
-        self.endings -= usize::from(task.ending.is_some());
-        let length = task.batch.tasks.get(task.index).length();
-        let state = match (&task.failure, task.ending) {
-            (Some(_), _) => TransferState::Failed,
-            (None, Some((state, _))) if task.done < length => state,
-            (None, _) => TransferState::Completed,
+        let (ending, failure) = (task.ending, task.failure);
+        self.endings -= usize::from(ending.is_some());
+        let length = || self.origins[task.origin].batch.tasks.get(task.index as usize).length();
+        let state = match ending.as_deref() {
+            _ if failure.is_some() => TransferState::Failed,
+            Some(&(state, _)) if task.done < length() => state,
+            _ => TransferState::Completed,
         };
-        // What was not acknowledged may arrive yet.
-        let leaves = task.stranded && !task.undefined && !task.unconfirmed && task.ending.is_none();
         self.ended.push(Ended {
-            leaves: leaves.then_some((task.local, task.terms)),
-            batch: task.batch,
+            origin: task.origin,
             index: task.index,
-            segment: task.segment,
-            state,
             transferred: task.done,
+            state,
             undefined: task.undefined,
             unconfirmed: task.unconfirmed && state == TransferState::Completed,
-            failure: task.failure,
+            // What was not acknowledged may arrive yet.
+            leaves: task.stranded && !task.undefined && !task.unconfirmed && ending.is_none(),
+            failure,
         });
     }
 
@@ -517,7 +523,7 @@ impl Flow {
         let (slot, generation) = (name as u32, (name >> 32) as u32);
         let task = self.task(slot).filter(|task| task.generation == generation);
         let Some(task) = task.filter(|task| task.is_wanted()) else { return false };
-        task.ending = Some((state, Instant::now()));
+        task.ending = Some(Box::new((state, Instant::now())));
         self.endings += 1;
         self.settle(slot);
         true
@@ -528,8 +534,8 @@ impl Flow {
         let now = Instant::now();
         for slot in 0..self.tasks.len() as u32 {
             let Some(task) = self.task(slot).filter(|task| task.is_wanted()) else { continue };
-            task.failure = Some(reason.clone());
-            task.ending = Some((TransferState::Failed, now));
+            task.fail(reason.clone(), false);
+            task.ending = Some(Box::new((TransferState::Failed, now)));
             self.endings += 1;
             self.settle(slot);
         }
@@ -546,8 +552,9 @@ impl Flow {
             let mut late = Vec::new();
             self.earliest = None;
             for (slot, task) in (0_u32..).zip(&self.tasks) {
-                let Some((task, deadline)) = task.as_ref().and_then(|it| Some((it, it.deadline?)))
-                else {
+                let Some(task) = task else { continue };
+                let batch = &self.origins[task.origin].batch;
+                let Some(deadline) = batch.tasks.get(task.index as usize).deadline() else {
                     continue;
                 };
                 if deadline <= now {
@@ -585,8 +592,8 @@ impl Flow {
         };
         let ends = |part: &Part| {
             let task = self.tasks.get(part.slot as usize).and_then(Option::as_ref);
-            let ending = task.and_then(|task| task.ending);
-            ending.is_some_and(|(_, since)| now.duration_since(since) >= patience)
+            let ending = task.and_then(|task| task.ending.as_deref());
+            ending.is_some_and(|&(_, since)| now.duration_since(since) >= patience)
         };
         messages.iter().any(|message| message.parts.iter().any(ends))
     }

@@ -314,10 +314,7 @@ impl Write for WithoutWait<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
-    use crate::tcp::pieces::Piece;
     use crate::tcp::testing::Room;
 
     /// Gives so many bytes at a time, and then has none.
@@ -360,8 +357,7 @@ mod tests {
                 let (room, mut pieces) = (Room::new(80), Pieces::default());
                 let mut address = room.address();
                 for length in lengths {
-                    let memory = Some(Arc::clone(&room.local));
-                    pieces.push(Piece { memory, address, length, fault: None });
+                    pieces.push(Some(&room.local), address, length);
                     address += length;
                 }
                 let mut layer = Layer::Checked(Checked::default());
@@ -392,8 +388,7 @@ mod tests {
             let mut wrong = stream.clone();
             wrong[at] ^= 1;
             let (room, mut pieces) = (Room::new(40), Pieces::default());
-            let (memory, address) = (Some(Arc::clone(&room.local)), room.address());
-            pieces.push(Piece { memory, address, length: 40, fault: None });
+            pieces.push(Some(&room.local), room.address(), 40);
             let mut layer = Layer::Checked(Checked::default());
             let mut stream = Portions(&wrong, 1000);
             let mut take = || receive_from(&mut layer, &mut stream, |ready| pieces.take(ready));

@@ -16,15 +16,14 @@ use millstream_metadata::{
 use millstream_transfer_core::TaskId;
 
 use super::TcpConfig;
-use super::ended::{Ended, tell};
-use super::flow::{Flow, Framing};
+use super::ended::AllEnded;
+use super::flow::{Flow, Framing, Origin};
 use super::lane::{Lane, Left};
 use super::progress::Progress;
 use crate::batch::BatchShared;
 use crate::engine::Inner;
 use crate::metrics::{RailMetrics, RailStatus};
 use crate::segment::OpenSegment;
-use crate::task::TaskHandle;
 use crate::terms::Terms;
 use crate::transport::{EndTask, Run};
 use crate::{FailureReason, TransferState};
@@ -37,7 +36,7 @@ const MAX_UNANSWERED: u32 = 3;
 
 thread_local! {
     /// Room for tasks that have ended. It keeps its memory.
-    static SPARE: Cell<Vec<Ended>> = const { Cell::new(Vec::new()) };
+    static SPARE: Cell<AllEnded> = const { Cell::new(AllEnded { tasks: Vec::new(), origins: Vec::new() }) };
 }
 
 /// Where a peer is, and how it is talked to.
@@ -287,14 +286,29 @@ impl Peer {
 
     /// Begins to do the tasks of a run.
     pub(super) fn submit(self: &Arc<Self>, batch: &Arc<BatchShared>, run: &Run, terms: &Terms) {
+        let origin = Origin {
+            batch: Arc::clone(batch),
+            local: Arc::clone(&run.local),
+            segment: Arc::clone(&run.segment),
+            terms: Terms { allowed: run.allowed, ..*terms },
+        };
+        let owner: Weak<dyn EndTask> = self.own.clone();
+        let owner = batch.tasks.owner(&owner);
         let mut flow = self.flow();
-        // One that was canceled meanwhile ends at once, and is told of like the others.
+        let origin = flow.begin(origin, run.tasks.len());
         let mut more = 0;
-        for task in run.handles(batch) {
-            if task.claim_whole().is_some() {
-                self.push(&mut flow, &task, run, terms);
-                more += 1;
+        for index in run.tasks.clone() {
+            let task = batch.tasks.get(index);
+            if task.claim_whole().is_none() {
+                flow.leave_out(origin);
+                continue;
             }
+            let name = flow.push(origin, index);
+            // One that was canceled meanwhile ends at once, and is told of like the others.
+            if !task.belongs_to(owner, TaskId::from_bits(name)) {
+                flow.end(name, TransferState::Canceled);
+            }
+            more += 1;
         }
         self.counted.fetch_add(more, Ordering::SeqCst);
         self.progress.more(more);
@@ -310,15 +324,6 @@ impl Peer {
         }
         self.work();
         self.progress.submitted();
-    }
-
-    fn push(&self, flow: &mut Flow, task: &TaskHandle, run: &Run, terms: &Terms) {
-        let terms = Terms { allowed: run.allowed, ..*terms };
-        let name = flow.push(task, &run.local, &run.segment, &terms);
-        let owner: Weak<dyn EndTask> = self.own.clone();
-        if !task.batch.tasks.get(task.index).belongs_to(owner, TaskId::from_bits(name)) {
-            flow.end(name, TransferState::Canceled);
-        }
     }
 
     /// Has lanes send what there is to send: one after the other, as each has no more room.
@@ -386,13 +391,13 @@ impl Peer {
         // Who tells may submit something else, and tell of that.
         let mut ended = SPARE.try_with(Cell::take).unwrap_or_default();
         self.flow().take_ended(&mut ended);
-        let count = ended.len();
+        let count = ended.tasks.len();
         if count > 0 {
             self.counted.fetch_sub(count, Ordering::SeqCst);
             // First: whoever is told looks whether there is more to wait for.
             self.progress.fewer(count);
             let (engine, transport) = (self.engine.as_ref(), self.place.transport());
-            tell(&mut ended, engine, self.place.incarnation, transport);
+            ended.tell(engine, self.place.incarnation, transport);
         }
         let _ = SPARE.try_with(|spare| spare.set(ended));
     }

@@ -33,8 +33,8 @@ pub(super) const STAGED: usize = 256 << 10;
 /// A piece of memory.
 #[derive(Clone, Debug)]
 pub(super) struct Piece {
-    /// `None`, and a fault, when it is in none.
-    pub(super) memory: Option<Arc<LocalMemory>>,
+    /// Its place among the memories. `None`, and a fault, when it is in none.
+    memory: Option<u32>,
     pub(super) address: u64,
     pub(super) length: u64,
     pub(super) fault: Option<Fault>,
@@ -44,6 +44,8 @@ pub(super) struct Piece {
 #[derive(Debug, Default)]
 pub(super) struct Pieces {
     list: Vec<Piece>,
+    /// What they are in: pieces that follow each other are often in the same.
+    memories: Vec<Arc<LocalMemory>>,
     /// The first one that is not done, and how much of it is.
     next: usize,
     done: u64,
@@ -60,6 +62,7 @@ impl Pieces {
     /// way to hear of it.
     pub(super) fn clear(&mut self, strict: bool) {
         self.list.clear();
+        self.memories.clear();
         self.strict = strict;
         self.rewind();
     }
@@ -78,9 +81,37 @@ impl Pieces {
         self.rewind();
     }
 
-    pub(super) fn push(&mut self, piece: Piece) {
+    /// Adds a piece of this memory; without, it has a fault.
+    pub(super) fn push(&mut self, memory: Option<&Arc<LocalMemory>>, address: u64, length: u64) {
+        let Some(memory) = memory else {
+            let fault = Some(Fault::NotRegistered);
+            return self.add(Piece { memory: None, address, length, fault });
+        };
+        if !self.memories.last().is_some_and(|last| Arc::ptr_eq(last, memory)) {
+            self.memories.push(Arc::clone(memory));
+        }
+        self.push_same(address, length);
+    }
+
+    /// Adds a piece of [that memory](Self::last_memory).
+    pub(super) fn push_same(&mut self, address: u64, length: u64) {
+        let memory = (self.memories.len() as u32).checked_sub(1);
+        debug_assert!(memory.is_some());
+        self.add(Piece { memory, address, length, fault: None });
+    }
+
+    fn add(&mut self, piece: Piece) {
         self.left += piece.length;
         self.list.push(piece);
+    }
+
+    /// The memory of the last one that is in any.
+    pub(super) fn last_memory(&self) -> Option<&Arc<LocalMemory>> {
+        self.memories.last()
+    }
+
+    fn memory(&self, piece: &Piece) -> Option<&LocalMemory> {
+        self.memories.get(piece.memory? as usize).map(|memory| &**memory)
     }
 
     /// Takes one out, before anything is moved.
@@ -101,7 +132,7 @@ impl Pieces {
     pub(super) fn is_staged(&mut self) -> bool {
         self.settle();
         let next = self.list.get(self.next).filter(|piece| piece.fault.is_none());
-        next.and_then(|piece| piece.memory.as_ref()).is_some_and(|memory| memory.is_gpu())
+        next.and_then(|piece| self.memory(piece)).is_some_and(LocalMemory::is_gpu)
     }
 
     /// Leaves out those that have a fault: none of their bytes cross the stream.
@@ -128,10 +159,10 @@ impl Pieces {
     /// Has the processor load what comes next while there is something else to wait for, if it is short and one piece: it
     /// will be copied whole.
     pub(super) fn prefetch(&self) {
-        let [Piece { memory: Some(memory), address, length, fault: None }] = self.list.as_slice()
-        else {
+        let [piece @ Piece { address, length, fault: None, .. }] = self.list.as_slice() else {
             return;
         };
+        let Some(memory) = self.memory(piece) else { return };
         if (SHORTEST..=STAGE).contains(&(*length as usize)) && !memory.is_gpu() {
             prefetch_all(std::ptr::without_provenance(*address as usize), *length as usize);
         }
@@ -200,12 +231,11 @@ impl Pieces {
         before: &[u8],
         after: &[u8],
     ) -> Option<io::Result<usize>> {
-        let [Piece { memory: Some(memory), address, length, fault: None }] =
-            self.list.get(self.next..)?
+        let [piece @ Piece { address, length, fault: None, .. }] = self.list.get(self.next..)?
         else {
             return None;
         };
-        let inside = memory.enter().filter(|_| !self.singly)?;
+        let inside = self.memory(piece)?.enter().filter(|_| !self.singly)?;
         let (from, left) = (address.wrapping_add(self.done), length - self.done);
         inside.pointer(from, left)?;
         Some(inside.send(stream.as_fd(), before, (from, left), after))
@@ -277,7 +307,7 @@ impl Pieces {
         let before = bytes.len();
         loop {
             self.settle();
-            let Some(piece) = self.list.get_mut(self.next) else { break };
+            let Some(piece) = self.list.get(self.next) else { break };
             let left = piece.length - self.done;
             let count = bytes.len().min(usize::try_from(left).unwrap_or(usize::MAX));
             if count == 0 {
@@ -285,12 +315,9 @@ impl Pieces {
             }
             let (now, rest) = bytes.split_at(count);
             if piece.fault.is_none() {
-                let inside = piece.memory.as_ref().and_then(|memory| memory.enter());
-                piece.fault = match inside {
-                    None => Some(Fault::NotRegistered),
-                    Some(inside) if inside.copy_in(piece.address + self.done, now) => None,
-                    Some(inside) => Some(gone(&inside)),
-                };
+                let to = piece.address + self.done;
+                let fault = self.fault_of_copy(piece, |inside| inside.copy_in(to, now));
+                self.list[self.next].fault = fault;
             }
             bytes = rest;
             self.advance(count as u64);
@@ -303,19 +330,16 @@ impl Pieces {
         let mut count = 0;
         while count < bytes.len() {
             self.settle();
-            let Some(piece) = self.list.get_mut(self.next) else { break };
+            let Some(piece) = self.list.get(self.next) else { break };
             let left = usize::try_from(piece.length - self.done).unwrap_or(usize::MAX);
             let room = bytes.len() - count;
             let now = &mut bytes[count..][..room.min(left)];
             if piece.fault.is_none() {
-                let inside = piece.memory.as_ref().and_then(|memory| memory.enter());
-                piece.fault = match inside {
-                    None => Some(Fault::NotRegistered),
-                    Some(inside) if inside.copy_out(piece.address + self.done, now) => None,
-                    Some(inside) => Some(gone(&inside)),
-                };
+                let from = piece.address + self.done;
+                let fault = self.fault_of_copy(piece, |inside| inside.copy_out(from, now));
+                self.list[self.next].fault = fault;
             }
-            if piece.fault.is_some() {
+            if self.list[self.next].fault.is_some() {
                 if self.strict {
                     return Err(io::ErrorKind::ConnectionAborted.into());
                 }
@@ -328,18 +352,32 @@ impl Pieces {
         Ok(count)
     }
 
+    /// Copies from or to the memory of a piece: what is wrong with it, if that is not done.
+    fn fault_of_copy(
+        &self,
+        piece: &Piece,
+        copy: impl FnOnce(&Inside<'_>) -> bool,
+    ) -> Option<Fault> {
+        match self.memory(piece).and_then(LocalMemory::enter) {
+            None => Some(Fault::NotRegistered),
+            Some(inside) if copy(&inside) => None,
+            // Registered memory that was not copied.
+            Some(inside) => Some(if inside.gpu().is_some() { Fault::Gpu } else { Fault::Gone }),
+        }
+    }
+
     /// Adds what can be moved at once; whether that is all.
     fn gather<'a>(&'a self, gathered: &mut Gathered<'a>) -> bool {
         let mut skip = self.done;
         for piece in self.list.iter().skip(self.next) {
-            let Piece { memory, address, length, fault } = piece;
+            let Piece { address, length, fault, .. } = piece;
             // What a peer says need not be an address of anything.
             let (from, left) = (address.wrapping_add(skip), length - skip);
             skip = 0;
             if left == 0 {
                 continue;
             }
-            let added = match memory {
+            let added = match self.memory(piece) {
                 Some(memory) if fault.is_none() => gathered.add(memory, from, left),
                 _ => false,
             };
@@ -370,13 +408,11 @@ impl Pieces {
             self.next += 1;
             self.done = 0;
         }
-        if let Some(piece) = self.list.get_mut(self.next)
+        if let Some(piece) = self.list.get(self.next)
             && piece.fault.is_none()
+            && self.memory(piece).is_none_or(LocalMemory::is_closed)
         {
-            piece.fault = match &piece.memory {
-                Some(memory) if !memory.is_closed() => None,
-                _ => Some(Fault::NotRegistered),
-            };
+            self.list[self.next].fault = Some(Fault::NotRegistered);
         }
     }
 
@@ -399,11 +435,6 @@ impl Pieces {
     }
 }
 
-/// What is wrong with registered memory that was not copied.
-fn gone(inside: &Inside<'_>) -> Fault {
-    if inside.gpu().is_some() { Fault::Gpu } else { Fault::Gone }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -416,8 +447,7 @@ mod tests {
         let mut pieces = Pieces::default();
         let mut address = room.address();
         for &length in lengths {
-            let memory = Some(Arc::clone(&room.local));
-            pieces.push(Piece { memory, address, length, fault: None });
+            pieces.push(Some(&room.local), address, length);
             address += length;
         }
         pieces
@@ -464,15 +494,9 @@ mod tests {
             (Some(Arc::clone(&room.local)), u64::MAX - 1, Fault::Gone),
         ] {
             let mut pieces = Pieces::default();
-            let good = |address| Piece {
-                memory: Some(Arc::clone(&room.local)),
-                address,
-                length: 3,
-                fault: None,
-            };
-            pieces.push(good(room.address()));
-            pieces.push(Piece { memory, address, length: 3, fault: None });
-            pieces.push(good(room.address() + 6));
+            pieces.push(Some(&room.local), room.address(), 3);
+            pieces.push(memory.as_ref(), address, 3);
+            pieces.push(Some(&room.local), room.address() + 6, 3);
             for byte in b"abcxyzghi" {
                 assert_eq!(pieces.take(&[*byte]), 1);
             }
@@ -493,8 +517,7 @@ mod tests {
     fn memory_that_goes_amid_a_piece_is_touched_no_more() {
         let (mut goes, stays) = (Room::new(4), Room::new(4));
         let mut pieces = pieces(&goes, &[4]);
-        let (memory, address) = (Some(Arc::clone(&stays.local)), stays.address());
-        pieces.push(Piece { memory, address, length: 4, fault: None });
+        pieces.push(Some(&stays.local), stays.address(), 4);
         assert_eq!(pieces.take(b"ab"), 2);
         goes.unregister();
         assert_eq!(pieces.take(b"cdefgh"), 6);

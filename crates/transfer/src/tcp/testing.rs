@@ -1,6 +1,5 @@
 //! Memory and tasks of unit tests.
 
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Instant;
@@ -8,13 +7,14 @@ use std::time::Instant;
 use millstream_metadata::{Resolver, SegmentDesc};
 
 use super::TcpConfig;
-use super::flow::Framing;
+use super::flow::{Flow, Framing, Origin};
 use super::peer::{Peer, Place};
 use crate::batch::Batch;
 use crate::memory::{LocalMemory, RawMemory, Region};
 use crate::segment::{OpenSegment, SegmentTable};
 use crate::slicing::Slicing;
 use crate::task::TaskHandle;
+use crate::terms::Terms;
 use crate::{Opcode, SegmentId, TransferRequest};
 
 /// Memory that is registered as long as this lives, and stays for ever.
@@ -69,17 +69,26 @@ pub(crate) fn with_deadline(
     (batch, handles)
 }
 
+/// Has a flow take these tasks of one batch, between this memory and a segment; their names.
+pub(super) fn push(flow: &mut Flow, room: &Room, tasks: &[TaskHandle]) -> Vec<u64> {
+    let (batch, local) = (Arc::clone(&tasks[0].batch), Arc::clone(&room.local));
+    let origin = Origin { batch, local, segment: segment(), terms: Terms::default() };
+    let origin = flow.begin(origin, tasks.len());
+    tasks.iter().map(|task| flow.push(origin, task.index)).collect()
+}
+
 pub(crate) fn segment() -> Arc<OpenSegment> {
     let descriptor = SegmentDesc { name: "a:1".to_owned(), ..SegmentDesc::default() };
     SegmentTable::new(descriptor).by_id(SegmentId::LOCAL).unwrap()
 }
 
-/// A peer that is not connected, and whose host has no address.
+/// A peer that is not connected. Its address is for documentation (RFC 5737), and known at once: an answer that comes from
+/// a thread would end what tests begin.
 pub(super) fn peer() -> Arc<Peer> {
-    let resolver = Resolver::new(|_| Err(io::Error::other("there is none")));
-    let (name, host, framing) = ("a".to_owned(), "no.host".to_owned(), Framing::Numbered);
+    let (name, host, framing) = ("a".to_owned(), "192.0.2.1".to_owned(), Framing::Numbered);
     let place =
         Place { name, host, port: 7, framing, checked: false, incarnation: None, relays: false };
     let config = Arc::new(TcpConfig::default());
+    let resolver = Resolver::system();
     Peer::new((&segment(), None), place, None, &config, &Arc::default(), &resolver)
 }

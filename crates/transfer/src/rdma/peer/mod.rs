@@ -182,11 +182,12 @@ impl Peer {
             let buffer = &run.view.descriptor.buffers[run.buffer];
             let peer_location = nics::number(&self.locations, &buffer.name);
             let id = state.runs.insert(batch, run, terms);
+            let owner: Weak<dyn EndTask> = self.own.clone();
+            let owner = batch.tasks.owner(&owner);
             for index in run.tasks.clone() {
-                let handle = TaskHandle { batch: Arc::clone(batch), index };
                 let (task, user) = (batch.tasks.get(index), Runs::user(id, index));
                 // It may have been canceled meanwhile.
-                let Some(slices) = handle.claim_whole() else {
+                let Some(slices) = task.claim_whole() else {
                     state.runs.ended(user);
                     continue;
                 };
@@ -207,10 +208,11 @@ impl Peer {
                 });
                 match submitted {
                     // Who cancels it from now on finds it.
-                    Ok(id) if task.belongs_to(self.own.clone(), id) => {}
+                    Ok(id) if task.belongs_to(owner, id) => {}
                     Ok(id) => _ = state.flow.cancel(now, id),
                     Err(error) => {
                         let error = self.error(None, FailureReason::Limit(error.to_string()));
+                        let handle = TaskHandle { batch: Arc::clone(batch), index };
                         failed.push(((handle, slices), error));
                         state.runs.ended(user);
                     }

@@ -243,8 +243,8 @@ mod tests {
     use super::super::{Did, Phase};
     use super::*;
     use crate::batch::Batch;
-    use crate::tcp::testing::{Room, peer, segment, tasks};
-    use crate::terms::Terms;
+    use crate::tcp::ended::AllEnded;
+    use crate::tcp::testing::{Room, peer, push, tasks};
 
     /// A connection with a message under way for each of these, all sent, and what its peer says.
     struct Talk {
@@ -263,9 +263,7 @@ mod tests {
             for (opcode, lengths) in asked {
                 let (batch, handles) = tasks(*opcode, room.address(), lengths);
                 let mut flow = peer.flow();
-                for task in &handles {
-                    flow.push(task, &room.local, &segment(), &Terms::default());
-                }
+                push(&mut flow, &room, &handles);
                 let message = flow.next_message().unwrap();
                 connection.under_way_bytes += message.length;
                 connection.under_way.push_back(message);
@@ -394,7 +392,7 @@ mod tests {
             let (mut talk, room, (near, far)) = (Talk::new(&[]), Room::new(4), pair());
             let (_batch, handles) = tasks(Opcode::Write, room.address(), &[4]);
             let Talk { peer, connection, .. } = &mut talk;
-            peer.flow().push(&handles[0], &room.local, &segment(), &Terms::default());
+            push(&mut peer.flow(), &room, &handles);
             (connection.phase, connection.answered) = (Phase::Open, true);
             connection.stream = Some(Arc::clone(&near));
             drop(far);
@@ -421,9 +419,9 @@ mod tests {
         let mut talk = Talk::new(&[(Opcode::Write, &[4, 6])]);
         talk.hear(&said(talk.ids[0], 1)).unwrap();
         assert!(talk.connection.under_way.is_empty());
-        let mut all = Vec::new();
+        let mut all = AllEnded::default();
         talk.peer.flow().take_ended(&mut all);
-        let states: Vec<_> = all.iter().map(|it| it.state).collect();
+        let states: Vec<_> = all.tasks.iter().map(|it| it.state).collect();
         assert_eq!(states, [crate::TransferState::Completed, crate::TransferState::Failed]);
     }
 }

@@ -193,8 +193,7 @@ mod tests {
     use millstream_net::stream::{Readiness, wait_for_stream};
 
     use super::*;
-    use crate::tcp::testing::{Room, peer, segment, tasks};
-    use crate::terms::Terms;
+    use crate::tcp::testing::{Room, peer, push, tasks};
 
     const MIB: u64 = 1 << 20;
     const LONG: Duration = Duration::from_secs(60);
@@ -225,7 +224,7 @@ mod tests {
         let mut batches = Vec::new();
         let mut asks = |connection: &mut Connection, opcode, length| {
             let (batch, handles) = tasks(opcode, room.address(), &[length]);
-            peer.flow().push(&handles[0], &room.local, &segment(), &Terms::default());
+            push(&mut peer.flow(), &room, &handles);
             let message = peer.flow().next_message().unwrap();
             connection.under_way.push_back(message);
             connection.status = Status::of(Version::Two, opcode, false);

@@ -1,55 +1,50 @@
 //! Messages, and how they are filled from tasks.
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use super::Framing;
-use crate::batch::BatchShared;
-use crate::memory::LocalMemory;
-use crate::segment::OpenSegment;
+use super::origins::Origin;
 use crate::task::WideSlice;
 use crate::tcp::message::{Fault, MAX_DATA, MAX_PIECES};
-use crate::tcp::pieces::{Piece, Pieces};
-use crate::terms::Terms;
+use crate::tcp::pieces::Pieces;
 use crate::{FailureReason, Opcode, TransferState};
 
-/// What is left to do of a task.
+/// What is left to do of a task. There are many at a time, so what few of them have is kept apart.
 pub(super) struct Task {
     pub(super) generation: u32,
-    pub(super) batch: Arc<BatchShared>,
-    pub(super) index: usize,
-    pub(super) local: Arc<LocalMemory>,
-    pub(super) segment: Arc<OpenSegment>,
-    pub(super) terms: Terms,
-    pub(super) opcode: Opcode,
+    /// Its [`Origin`](super::origins::Origin), and its index in the batch of that.
+    pub(super) origin: u32,
+    pub(super) index: u32,
+    pub(super) under_way: u32,
     /// The next piece to post, and how much of it was.
     pub(super) next: u64,
     pub(super) offset: u64,
-    pub(super) posted: bool,
-    pub(super) under_way: u32,
     pub(super) done: u64,
-    /// It ends so whatever becomes of it, since then.
-    pub(super) ending: Option<(TransferState, Instant)>,
-    pub(super) failure: Option<FailureReason>,
+    pub(super) opcode: Opcode,
+    pub(super) posted: bool,
     /// It failed for want of a connection, and not by what it asks for.
     pub(super) stranded: bool,
     pub(super) undefined: bool,
     pub(super) unconfirmed: bool,
-    pub(super) deadline: Option<Instant>,
+    /// It ends so whatever becomes of it, since then.
+    pub(super) ending: Option<Box<(TransferState, Instant)>>,
+    pub(super) failure: Option<Box<FailureReason>>,
 }
+
+/// A batch of many is queued, sent and ended in little more time than its memory takes.
+const _: () = assert!(size_of::<Option<Task>>() <= 64);
 
 impl Task {
     pub(super) fn is_wanted(&self) -> bool {
         self.ending.is_none() && self.failure.is_none()
     }
 
-    pub(super) fn count(&self) -> u64 {
-        self.batch.tasks.get(self.index).shape().map_or(1, |shape| shape.count())
-    }
-
-    pub(super) fn piece(&self, index: u64) -> WideSlice {
-        let task = self.batch.tasks.get(self.index);
-        task.shape().map_or_else(|| task.whole(), |shape| shape.piece(index))
+    /// The first reason is the one to report.
+    pub(super) fn fail(&mut self, reason: FailureReason, stranded: bool) {
+        if self.is_wanted() {
+            self.failure = Some(Box::new(reason));
+            self.stranded = stranded;
+        }
     }
 }
 
@@ -127,10 +122,19 @@ impl Message {
 }
 
 /// Adds what there is room for of a task; whether the message is full.
-pub(super) fn fill(message: &mut Message, slot: u32, task: &mut Task, framing: Framing) -> bool {
-    let count = task.count();
+pub(super) fn fill(
+    message: &mut Message,
+    slot: u32,
+    task: &mut Task,
+    origin: &Origin,
+    framing: Framing,
+) -> bool {
+    let whole = origin.batch.tasks.get(task.index as usize);
+    let shape = whole.shape();
+    let count = shape.map_or(1, |shape| shape.count());
     while task.next < count {
-        let WideSlice { source, target, length } = task.piece(task.next);
+        let WideSlice { source, target, length } =
+            shape.map_or_else(|| whole.whole(), |shape| shape.piece(task.next));
         let rest = length - task.offset;
         let room = match framing {
             Framing::Old(_) => rest,
@@ -138,8 +142,7 @@ pub(super) fn fill(message: &mut Message, slot: u32, task: &mut Task, framing: F
         };
         let now = rest.min(room);
         let (address, remote) = (source + task.offset, target + task.offset);
-        let memory = Some(Arc::clone(&task.local));
-        message.pieces.push(Piece { memory, address, length: now, fault: None });
+        message.pieces.push(Some(&origin.local), address, now);
         message.parts.push(Part { slot, remote, length: now, fault: None });
         message.length += now;
         task.under_way += 1;

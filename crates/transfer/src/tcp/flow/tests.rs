@@ -1,7 +1,7 @@
 use super::*;
 use crate::batch::Batch;
 use crate::tcp::message::{Fault, MAX_DATA, MAX_PIECES};
-use crate::tcp::testing::{Room, segment, tasks, with_deadline};
+use crate::tcp::testing::{self, Room, tasks, with_deadline};
 
 fn reason() -> FailureReason {
     FailureReason::Connection("it broke".into())
@@ -16,20 +16,14 @@ fn flow(framing: Framing, opcode: Opcode, lengths: &[u64]) -> (Flow, Vec<u64>, R
 
 fn push(flow: &mut Flow, room: &Room, opcode: Opcode, lengths: &[u64]) -> (Vec<u64>, Batch) {
     let (batch, handles) = tasks(opcode, room.address(), lengths);
-    let segment = segment();
-    (
-        handles
-            .iter()
-            .map(|task| flow.push(task, &room.local, &segment, &Terms::default()))
-            .collect(),
-        batch,
-    )
+    (testing::push(flow, room, &handles), batch)
 }
 
 fn ended(flow: &mut Flow) -> Vec<(usize, TransferState, u64, bool)> {
-    let mut all = Vec::new();
+    let mut all = AllEnded::default();
     flow.take_ended(&mut all);
-    all.iter().map(|it| (it.index, it.state, it.transferred, it.undefined)).collect()
+    let what = |it: &Ended| (it.index as usize, it.state, it.transferred, it.undefined);
+    all.tasks.iter().map(what).collect()
 }
 
 fn all_messages(flow: &mut Flow) -> Vec<Message> {
@@ -170,11 +164,11 @@ fn a_checksum_mismatch_names_the_range_of_each_task() {
         let mut under_way = VecDeque::from([flow.next_message().unwrap()]);
         flow.lost(&mut under_way, 1, 0, &damaged, false);
     }
-    let mut all = Vec::new();
+    let mut all = AllEnded::default();
     flow.take_ended(&mut all);
-    let ranges = all.iter().map(|it| match it.failure {
-        Some(FailureReason::Checksum { here: false, range }) => range,
-        ref other => panic!("{other:?}"),
+    let ranges = all.tasks.iter().map(|it| match it.failure.as_deref() {
+        Some(FailureReason::Checksum { here: false, range }) => *range,
+        other => panic!("{other:?}"),
     });
     assert_eq!(ranges.collect::<Vec<_>>(), [Some((0, 10)), Some((1 << 20, 20))]);
 }
@@ -220,7 +214,7 @@ fn a_deadline_ends_what_waits_and_nobody_else() {
     let (mut flow, room, now) = (Flow::new(Framing::Numbered), Room::new(64), Instant::now());
     let later = now + Duration::from_secs(5);
     let (_batch, late) = with_deadline(Opcode::Read, room.address(), &[10], Some(later));
-    flow.push(&late[0], &room.local, &segment(), &Terms::default());
+    testing::push(&mut flow, &room, &late);
     let (_, _others) = push(&mut flow, &room, Opcode::Read, &[20]);
     assert_eq!(flow.next_deadline(), Some(later));
     flow.tick(later - Duration::from_nanos(1));
@@ -229,4 +223,33 @@ fn a_deadline_ends_what_waits_and_nobody_else() {
     assert_eq!(ended(&mut flow), [(0, TransferState::Timeout, 0, false)]);
     assert_eq!(flow.next_deadline(), None);
     assert_eq!(flow.next_message().unwrap().length, 20);
+}
+
+#[test]
+fn tasks_of_several_batches_that_end_together_keep_apart_what_they_are_of() {
+    let (mut flow, room) = (Flow::new(Framing::Numbered), Room::new(64));
+    let lengths: [&[u64]; 3] = [&[1, 2, 3], &[4], &[5, 6]];
+    let batches = lengths.map(|lengths| push(&mut flow, &room, Opcode::Write, lengths).1);
+    let users = || batches.each_ref().map(|batch| std::sync::Arc::strong_count(&batch.shared));
+    assert_eq!(users(), [2; 3], "one for all tasks of a run");
+    let name = |slot: u64| (slot + 1) << 32 | slot;
+    let mut all = AllEnded::default();
+    for (canceled, ended) in [(&[1, 4, 2][..], &[(0, 1), (2, 0), (0, 2)][..]), (&[3], &[(1, 0)])] {
+        canceled.iter().for_each(|&slot| assert!(flow.end(name(slot), TransferState::Canceled)));
+        flow.take_ended(&mut all);
+        let found = all.tasks.drain(..).map(|task| {
+            let batch = &all.origins[task.origin as usize].batch;
+            let is_its = |it: &Batch| std::sync::Arc::ptr_eq(&it.shared, batch);
+            (batches.iter().position(is_its).unwrap(), task.index)
+        });
+        assert_eq!(found.collect::<Vec<_>>(), ended);
+        all.origins.clear();
+    }
+    assert_eq!(users(), [2, 1, 2]);
+    let message = flow.next_message().unwrap();
+    assert_eq!(message.remote().map(|(_, length)| length).collect::<Vec<_>>(), [1, 6]);
+    flow.done(message, true);
+    flow.take_ended(&mut all);
+    drop(all);
+    assert_eq!((users(), flow.unfinished()), ([1; 3], 0));
 }

@@ -17,7 +17,7 @@ use crate::engine::Inner;
 use crate::memory::LocalMemory;
 use crate::task::TaskHandle;
 use crate::tcp::message::{Fault, Header, Piece as Named, Purpose, add_up};
-use crate::tcp::pieces::{Piece, Pieces};
+use crate::tcp::pieces::Pieces;
 use crate::{
     FailureReason, Opcode, SegmentError, SubmitError, SubmitOptions, TransferRequest,
     TransferState, TransferStatus,
@@ -151,7 +151,7 @@ fn ended() -> io::Error {
 /// Gives pieces their places, one after the other, in memory that begins at this address.
 fn stage(named: &[Named], (mut address, memory): (u64, &Arc<LocalMemory>), pieces: &mut Pieces) {
     for &Named { length, .. } in named {
-        pieces.push(Piece { memory: Some(Arc::clone(memory)), address, length, fault: None });
+        pieces.push(Some(memory), address, length);
         address += length;
     }
 }

@@ -9,7 +9,7 @@ use crate::tcp::message::{
     Answer, CHECKED, Fault, Header, Hello, PLAIN, Piece as Named, Purpose, Welcome, add_up,
 };
 use crate::tcp::original::REQUEST_LENGTH;
-use crate::tcp::pieces::{Piece, Pieces};
+use crate::tcp::pieces::Pieces;
 
 /// Does messages until the end of the connection.
 pub(super) fn serve(
@@ -109,11 +109,12 @@ fn read_pieces(
             return Err(nonsense("a piece is longer than its message"));
         }
         // Several often lie in the same.
-        let last = pieces.list().last().and_then(|piece| piece.memory.as_ref());
-        let same = last.filter(|last| last.contains(address, length) && !last.is_closed()).cloned();
-        let memory = same.or_else(|| shared.memory.find_offered(address, length));
-        let fault = memory.is_none().then_some(Fault::NotRegistered);
-        pieces.push(Piece { memory, address, length, fault });
+        let last = pieces.last_memory();
+        if last.is_some_and(|last| last.contains(address, length) && !last.is_closed()) {
+            pieces.push_same(address, length);
+        } else {
+            pieces.push(shared.memory.find_offered(address, length).as_ref(), address, length);
+        }
     }
     match add_up(pieces.list().iter().map(|piece| piece.length), header.length) {
         true => Ok(()),

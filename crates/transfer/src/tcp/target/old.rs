@@ -6,7 +6,7 @@ use super::pace::Pace;
 use super::{Input, Output, Shared, nonsense};
 use crate::Opcode;
 use crate::tcp::original::{REQUEST_LENGTH, Request, Status, Version};
-use crate::tcp::pieces::{Piece, Pieces};
+use crate::tcp::pieces::Pieces;
 
 /// Does requests until the end of the connection, which comes after the first one that is refused.
 pub(super) fn serve(mut input: Input<'_>, shared: &Shared, first: Request) -> io::Result<()> {
@@ -43,7 +43,7 @@ fn do_one(
     };
     input.begun(length);
     pieces.clear(true);
-    pieces.push(Piece { memory: Some(memory), address, length, fault: None });
+    pieces.push(Some(&memory), address, length);
     let status: &[u8] = if version == Version::Two { &Status::Done.emit() } else { &[] };
     match opcode {
         Opcode::Write => {
