@@ -452,11 +452,11 @@ impl Connection {
             return Ok(());
         }
         self.sending = false;
-        if let Some(message) = self.under_way.back()
+        if let Some(message) = self.under_way.back_mut()
             && message.opcode == Some(Opcode::Read)
         {
             // Until its data has come.
-            message.pieces.prefetch();
+            message.pieces.prefetch_room();
         }
         if self.status == old::Status::None
             && peer.framing() == Framing::Old(Version::One)

@@ -27,6 +27,10 @@ static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 /// A piece that has fewer bytes than this is copied as fast as it is loaded.
 const SHORTEST: usize = 512;
 
+/// So many bytes are prefetched, and received, before the next ones are: more would not stay in a processor's second cache
+/// until they are copied.
+const PREFETCHED: u64 = 256 << 10;
+
 /// Bytes of memory of a GPU that are staged at a time.
 pub(super) const STAGED: usize = 256 << 10;
 
@@ -51,6 +55,8 @@ pub(super) struct Pieces {
     done: u64,
     /// Bytes of all that are left.
     left: u64,
+    /// Of so many of these the places were [prefetched](Self::prefetch_room).
+    prefetched: u64,
     /// Memory of one of several was not there: they are tried one by one.
     singly: bool,
     /// No zeros are sent: sending fails where memory is not there.
@@ -69,7 +75,7 @@ impl Pieces {
 
     /// Begins again.
     pub(super) fn rewind(&mut self) {
-        (self.next, self.done, self.singly) = (0, 0, false);
+        (self.next, self.done, self.prefetched, self.singly) = (0, 0, 0, false);
         self.left = self.list.iter().map(|piece| piece.length).sum();
     }
 
@@ -156,15 +162,35 @@ impl Pieces {
         }
     }
 
-    /// Has the processor load what comes next while there is something else to wait for, if it is short and one piece: it
-    /// will be copied whole.
+    /// Has the processor load what is sent next while the kernel is entered, if it is short and one piece. What is longer
+    /// the kernel loads as it copies, as fast.
     pub(super) fn prefetch(&self) {
-        let [piece @ Piece { address, length, fault: None, .. }] = self.list.as_slice() else {
-            return;
-        };
-        let Some(memory) = self.memory(piece) else { return };
-        if (SHORTEST..=STAGE).contains(&(*length as usize)) && !memory.is_gpu() {
-            prefetch_all(std::ptr::without_provenance(*address as usize), *length as usize);
+        if self.list.len() == 1 && self.left <= STAGE as u64 {
+            self.prefetch_next(self.left);
+        }
+    }
+
+    /// Has the processor load the places of the next bytes that are received. The kernel copies to places that are not in
+    /// a cache at a fraction of the speed, and here there is mostly something else to wait for.
+    pub(super) fn prefetch_room(&mut self) {
+        self.prefetched = self.left.min(PREFETCHED);
+        self.prefetch_next(self.prefetched);
+    }
+
+    /// Prefetches so many bytes.
+    fn prefetch_next(&self, mut bytes: u64) {
+        let mut skip = self.done;
+        for piece in &self.list[self.next..] {
+            let address = piece.address.wrapping_add(skip) as usize;
+            let now = (piece.length - skip).min(bytes);
+            (skip, bytes) = (0, bytes - now);
+            let is_here = || self.memory(piece).is_some_and(|memory| !memory.is_gpu());
+            if now as usize >= SHORTEST && piece.fault.is_none() && is_here() {
+                prefetch_all(std::ptr::without_provenance(address), now as usize);
+            }
+            if bytes == 0 {
+                return;
+            }
         }
     }
 
@@ -250,7 +276,7 @@ impl Pieces {
     ) -> (usize, io::Result<usize>) {
         let mut gathered = Gathered::default();
         gathered.add_bytes(before);
-        if self.gather(&mut gathered) {
+        if self.gather(&mut gathered, u64::MAX) {
             gathered.add_bytes(after);
         }
         match gathered.pieces() {
@@ -269,8 +295,11 @@ impl Pieces {
                 self.take(&scratch[..count]);
                 return Ok(count);
             }
+            if self.prefetched == 0 {
+                self.prefetch_room();
+            }
             let mut gathered = Gathered::default();
-            self.gather(&mut gathered);
+            self.gather(&mut gathered, self.prefetched);
             let (pieces, result) = match gathered.pieces() {
                 0 => (0, Ok(0)),
                 pieces => (pieces, gathered.receive(stream.as_fd())),
@@ -366,8 +395,8 @@ impl Pieces {
         }
     }
 
-    /// Adds what can be moved at once; whether that is all.
-    fn gather<'a>(&'a self, gathered: &mut Gathered<'a>) -> bool {
+    /// Adds what can be moved at once, up to so many bytes; whether that is all.
+    fn gather<'a>(&'a self, gathered: &mut Gathered<'a>, mut most: u64) -> bool {
         let mut skip = self.done;
         for piece in self.list.iter().skip(self.next) {
             let Piece { address, length, fault, .. } = piece;
@@ -377,11 +406,13 @@ impl Pieces {
             if left == 0 {
                 continue;
             }
+            let now = left.min(most);
+            most -= now;
             let added = match self.memory(piece) {
-                Some(memory) if fault.is_none() => gathered.add(memory, from, left),
+                Some(memory) if fault.is_none() && now > 0 => gathered.add(memory, from, now),
                 _ => false,
             };
-            if !added || self.singly {
+            if !added || now < left || self.singly {
                 return false;
             }
         }
@@ -418,6 +449,7 @@ impl Pieces {
 
     fn advance(&mut self, mut count: u64) {
         self.left -= count;
+        self.prefetched = self.prefetched.saturating_sub(count);
         while let Some(piece) = self.list.get(self.next) {
             let left = piece.length - self.done;
             if count < left {
@@ -437,6 +469,11 @@ impl Pieces {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+    use std::net::TcpListener;
+    use std::time::Duration;
+
+    use millstream_net::stream::{Readiness, wait_for_stream};
     use proptest::prelude::*;
 
     use super::*;
@@ -545,6 +582,32 @@ mod tests {
         pieces.remove(0);
         pieces.rewind();
         assert_eq!((pieces.left(), pieces.take(b"xxxxxxxx")), (6, 6));
+    }
+
+    #[test]
+    fn what_is_received_in_several_portions_is_where_it_belongs() {
+        let portion = PREFETCHED as usize;
+        for lengths in [&[portion + 1][..], &[portion, 1], &[10, 2 * portion, 0, 700, portion - 1]]
+        {
+            let sum = lengths.iter().sum();
+            let (room, bytes) = (Room::new(sum), (1..=251).cycle().take(sum).collect::<Vec<u8>>());
+            let lengths: Vec<_> = lengths.iter().map(|&length| length as u64).collect();
+            let mut pieces = pieces(&room, &lengths);
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let mut far = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let near = listener.accept().unwrap().0;
+            std::thread::scope(|scope| {
+                scope.spawn(|| far.write_all(&bytes).unwrap());
+                pieces.prefetch_room();
+                while pieces.left() > 0 {
+                    wait_for_stream(near.as_fd(), Readiness::Readable, Duration::from_secs(60))
+                        .unwrap();
+                    let count = pieces.receive(&near, &mut []).unwrap();
+                    assert!((1..=portion).contains(&count), "{count} of {lengths:?}");
+                }
+            });
+            assert!(room.contents() == bytes && faults(&pieces).is_empty(), "{lengths:?}");
+        }
     }
 
     proptest! {

@@ -62,15 +62,16 @@ pub(super) fn serve(
             Purpose::Fence => answer_fence(&mut input, shared, hello.connection, id, &mut answer)?,
             Purpose::Move(opcode) => {
                 read_pieces(&mut input, shared, &header, &mut pieces)?;
-                pieces.prefetch();
                 input.begun(header.length);
                 match opcode {
                     Opcode::Write => {
+                        pieces.prefetch_room();
                         input.receive(&mut pieces)?;
                         say_ended(id, &pieces, &mut answer);
                         input.output().send(&answer)?;
                     }
                     Opcode::Read => {
+                        pieces.prefetch();
                         answer_read(input.output(), id, &mut pieces, &mut answer, &mut end)?;
                     }
                 }
