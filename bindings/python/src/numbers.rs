@@ -3,11 +3,20 @@
 use pyo3::buffer::{Element, PyBuffer};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
+use pyo3::types::PyList;
 
 use crate::failure::Failure;
 
 /// Numbers of an object, which an error calls `name`.
 pub(crate) fn many(object: &Bound<'_, PyAny>, name: &str) -> PyResult<Vec<u64>> {
+    // Lists are most frequent, and to find out that one is no array takes longer than to read it.
+    if let Ok(list) = object.cast_exact::<PyList>() {
+        return list
+            .iter()
+            .map(|item| item.extract())
+            .collect::<PyResult<_>>()
+            .map_err(|error| wrong(object.py(), name, error));
+    }
     if let Some(numbers) = array::<u64>(object, name)? {
         return Ok(numbers);
     }
@@ -15,12 +24,14 @@ pub(crate) fn many(object: &Bound<'_, PyAny>, name: &str) -> PyResult<Vec<u64>> 
         let number = |number: i64| u64::try_from(number).map_err(|_| negative(name, number));
         return numbers.into_iter().map(number).collect();
     }
-    object.extract().map_err(|error| {
-        let message = format!("{name} are an array of 64-bit integers, or a sequence of ints");
-        let reason = PyTypeError::new_err(message);
-        reason.set_cause(object.py(), Some(error));
-        reason
-    })
+    object.extract().map_err(|error| wrong(object.py(), name, error))
+}
+
+fn wrong(py: Python<'_>, name: &str, cause: PyErr) -> PyErr {
+    let message = format!("{name} are an array of 64-bit integers, or a sequence of ints");
+    let reason = PyTypeError::new_err(message);
+    reason.set_cause(py, Some(cause));
+    reason
 }
 
 /// One number for all, or as many as `count`.
