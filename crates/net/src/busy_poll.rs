@@ -148,7 +148,7 @@ const fn has_time(places: &[usize], processors: usize) -> bool {
 
 impl Polling {
     /// The longest, unless another is said.
-    pub const LONGEST: Duration = Duration::from_micros(50);
+    pub const LONGEST: Duration = Duration::from_micros(100);
     /// The longest of those who give way to others.
     pub const LONGEST_YIELDING: Duration = Duration::from_micros(200);
 
