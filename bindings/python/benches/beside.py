@@ -64,9 +64,12 @@ class Millstream:
             at = offsets[0]
             begin(self.segment, self.region[at : at + size], there + at).wait()
             return
+        import numpy
+
         batch = self.engine.batch()
         add = batch.write_many if op == "write" else batch.read_many
-        add(self.segment, [here + at for at in offsets], [there + at for at in offsets], size)
+        places = numpy.array(offsets, dtype=numpy.uint64)
+        add(self.segment, places + here, places + there, size)
         batch.submit().wait()
 
 
