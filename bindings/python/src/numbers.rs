@@ -9,13 +9,13 @@ use crate::failure::Failure;
 
 /// Numbers of an object, which an error calls `name`.
 pub(crate) fn many(object: &Bound<'_, PyAny>, name: &str) -> PyResult<Vec<u64>> {
-    // Lists are most frequent, and to find out that one is no array takes longer than to read it.
+    // Lists are most frequent, and to find out that one is no array takes longer than to read a short one.
     if let Ok(list) = object.cast_exact::<PyList>() {
-        return list
-            .iter()
-            .map(|item| item.extract())
-            .collect::<PyResult<_>>()
-            .map_err(|error| wrong(object.py(), name, error));
+        let mut numbers = Vec::with_capacity(list.len());
+        for item in list {
+            numbers.push(item.extract().map_err(|error| wrong(object.py(), name, error))?);
+        }
+        return Ok(numbers);
     }
     if let Some(numbers) = array::<u64>(object, name)? {
         return Ok(numbers);

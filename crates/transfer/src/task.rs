@@ -32,7 +32,7 @@ use crate::{Opcode, PiecesRequest, TransferError, TransferRequest, TransferState
 #[derive(Debug)]
 pub(crate) struct Tasks {
     all: Few<Task>,
-    /// Of those that have owners.
+    /// Who does each, where they have owners.
     owned: OnceLock<Few<Owned>>,
     owners: Owners,
     rare: OnceLock<Box<[Rare]>>,
@@ -165,7 +165,8 @@ impl Moves {
 }
 
 impl Tasks {
-    /// So many. Where most of them will be `owned`, there is room for that from the start: nothing is allocated later.
+    /// So many. Where most of them will be `owned`, there is room for that from the start. What only some have is allocated
+    /// for all of them at once, when the first one needs it.
     pub(crate) fn new(count: usize, owned: bool) -> Self {
         let (all, owners) = (Few::new(count), Owners::default());
         let tasks = Self { all, owned: OnceLock::new(), owners, rare: OnceLock::new() };

@@ -42,7 +42,7 @@ impl Owners {
             others.push(owner.clone());
             others.len() - 1
         });
-        // A batch has at most a million tasks, and no more owners.
+        // A batch has at most a million tasks, each of which moves a few times at the most.
         OwnerNumber(index as u32 + 2)
     }
 

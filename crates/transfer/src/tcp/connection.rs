@@ -452,10 +452,11 @@ impl Connection {
             return Ok(());
         }
         self.sending = false;
-        if let Some(message) = self.under_way.back_mut()
+        // Until its data has come. Where others are before it, that is done once it is its turn.
+        let only = self.under_way.len() == 1;
+        if let Some(message) = self.under_way.back_mut().filter(|_| only)
             && message.opcode == Some(Opcode::Read)
         {
-            // Until its data has come.
             message.pieces.prefetch_room();
         }
         if self.status == old::Status::None

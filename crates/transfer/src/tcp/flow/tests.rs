@@ -226,6 +226,36 @@ fn a_deadline_ends_what_waits_and_nobody_else() {
 }
 
 #[test]
+fn tasks_that_are_left_out_or_end_before_the_next_is_pushed_leave_nothing_behind() {
+    let (mut flow, room) = (Flow::new(Framing::Numbered), Room::new(64));
+    let (batch, _) = tasks(Opcode::Write, room.address(), &[1, 2, 3]);
+    let origin = || Origin {
+        batch: std::sync::Arc::clone(&batch.shared),
+        local: std::sync::Arc::clone(&room.local),
+        segment: testing::segment(),
+        terms: crate::terms::Terms::default(),
+    };
+    let users = || std::sync::Arc::strong_count(&batch.shared);
+    let before = users();
+    let none = flow.begin(origin(), 2);
+    flow.leave_out(none);
+    assert_eq!(users(), before + 1);
+    flow.leave_out(none);
+    assert_eq!(users(), before);
+    let some = flow.begin(origin(), 3);
+    let first = flow.push(some, 0);
+    assert!(flow.end(first, TransferState::Canceled));
+    flow.leave_out(some);
+    flow.push(some, 2);
+    assert_eq!(ended(&mut flow), [(0, TransferState::Canceled, 0, false)]);
+    let message = flow.next_message().unwrap();
+    assert_eq!(message.length, 3);
+    flow.done(message, true);
+    assert_eq!(ended(&mut flow), [(2, TransferState::Completed, 3, false)]);
+    assert_eq!((users(), flow.unfinished()), (before, 0));
+}
+
+#[test]
 fn tasks_of_several_batches_that_end_together_keep_apart_what_they_are_of() {
     let (mut flow, room) = (Flow::new(Framing::Numbered), Room::new(64));
     let lengths: [&[u64]; 3] = [&[1, 2, 3], &[4], &[5, 6]];
