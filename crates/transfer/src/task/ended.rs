@@ -21,7 +21,7 @@ pub(crate) struct EndedTasks {
 
 impl EndedTasks {
     /// So many slices of a task have arrived, with so many bytes. Whether another transport is to be looked for, as
-    /// [`TaskHandle::slices_left`] says.
+    /// [`TaskHandle::slices_left`](super::TaskHandle::slices_left) says.
     pub(crate) fn slices_done(
         &mut self,
         batch: &Arc<BatchShared>,

@@ -165,7 +165,7 @@ impl Flow {
     }
 
     fn task(&mut self, slot: u32) -> Option<&mut Task> {
-        self.tasks.get_mut(slot as usize)?.as_mut()
+        at(&mut self.tasks, slot)
     }
 
     /// Whether there is something to post.
@@ -219,8 +219,7 @@ impl Flow {
         }
         let mut message = self.blank();
         while let Some(&(slot, generation)) = self.queue.front() {
-            let task = self.tasks.get_mut(slot as usize).and_then(Option::as_mut);
-            let task = task.filter(|task| task.generation == generation);
+            let task = at(&mut self.tasks, slot).filter(|task| task.generation == generation);
             let Some(task) = task.filter(|task| !task.posted && task.is_wanted()) else {
                 self.queue.pop_front();
                 continue;
@@ -306,8 +305,7 @@ impl Flow {
         self.returned(&message);
         let (mut done, opcode) = (0, message.opcode);
         for (part, piece) in message.parts.iter().zip(message.pieces.list()) {
-            let task = self.tasks.get_mut(part.slot as usize).and_then(Option::as_mut);
-            let Some(task) = task else { continue };
+            let Some(task) = at(&mut self.tasks, part.slot) else { continue };
             let (origin, index) = (&self.origins[task.origin], task.index as usize);
             let reason = match (part.fault, piece.fault) {
                 (Some(fault), _) => Some(peers_fault(fault)),
@@ -424,8 +422,7 @@ impl Flow {
     fn failed(&mut self, message: Message, reason: &FailureReason, undefined: bool) {
         let undefined = undefined && message.is_write();
         for part in &message.parts {
-            let task = self.tasks.get_mut(part.slot as usize).and_then(Option::as_mut);
-            let Some(task) = task else { continue };
+            let Some(task) = at(&mut self.tasks, part.slot) else { continue };
             task.undefined |= undefined;
             self.origins[task.origin].segment.mark_stale();
             let with_range = reason.with_range(part.remote, part.length);
@@ -474,8 +471,7 @@ impl Flow {
             self.failed(message, reason, false);
         }
         for (slot, generation) in std::mem::take(&mut self.queue) {
-            let task = self.tasks.get_mut(slot as usize).and_then(Option::as_mut);
-            let task = task.filter(|task| task.generation == generation);
+            let task = at(&mut self.tasks, slot).filter(|task| task.generation == generation);
             let Some(task) = task else { continue };
             task.posted = true;
             self.origins[task.origin].segment.mark_stale();
@@ -597,6 +593,11 @@ impl Flow {
         };
         messages.iter().any(|message| message.parts.iter().any(ends))
     }
+}
+
+/// The task in a place, if there is one.
+fn at(tasks: &mut [Option<Task>], slot: u32) -> Option<&mut Task> {
+    tasks.get_mut(slot as usize)?.as_mut()
 }
 
 /// Whether another transport may do what failed for this reason.

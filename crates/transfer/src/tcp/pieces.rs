@@ -27,7 +27,7 @@ static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 /// A piece that has fewer bytes than this is copied as fast as it is loaded.
 const SHORTEST: usize = 512;
 
-/// So many bytes are prefetched, and received, before the next ones are: more would not stay in a processor's second cache
+/// So many bytes are prefetched, and received, before the next ones are: more may not stay in a processor's second cache
 /// until they are copied.
 const PREFETCHED: u64 = 256 << 10;
 
@@ -170,8 +170,8 @@ impl Pieces {
         }
     }
 
-    /// Has the processor load the places of the next bytes that are received. The kernel copies to places that are not in
-    /// a cache at a fraction of the speed, and here there is mostly something else to wait for.
+    /// Has the processor load the places of the next bytes that are received. The kernel copies slower to places that are
+    /// in no cache, and here there is mostly something else to wait for.
     pub(super) fn prefetch_room(&mut self) {
         self.prefetched = self.left.min(PREFETCHED);
         self.prefetch_next(self.prefetched);
