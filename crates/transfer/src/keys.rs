@@ -29,9 +29,10 @@ impl Keys {
 
     /// The keys of all devices for the byte at an offset.
     pub(crate) fn at(&self, offset: u64) -> &[u32] {
-        let first = usize::try_from(offset / self.region_length)
-            .ok()
-            .and_then(|region| region.checked_mul(self.devices));
+        // Most memory is one region, and a division takes long.
+        let region = if offset < self.region_length { 0 } else { offset / self.region_length };
+        let first =
+            usize::try_from(region).ok().and_then(|region| region.checked_mul(self.devices));
         let of_region = first.and_then(|first| self.all.get(first..)?.get(..self.devices));
         of_region.unwrap_or_default()
     }
