@@ -31,7 +31,7 @@ fn flow(tent: bool, rails: u16) -> Flow<AnyPolicy> {
             peer_nic: nic,
             transport: 0,
             access: Access::Connection,
-            max_slices: 4096,
+            max_requests: 4096,
         };
         flow.add_rail(spec);
     }

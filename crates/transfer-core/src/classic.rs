@@ -166,7 +166,7 @@ mod tests {
             peer_nic,
             transport: 0,
             access: Access::Connection,
-            max_slices: 2,
+            max_requests: 2,
         };
         [(0, 0), (0, 1), (1, 0), (1, 1)].map(|(l, p)| Rail::new(spec(l, p))).into()
     }
@@ -221,10 +221,10 @@ mod tests {
         version += 1;
         let turns = [(); 4].map(|()| post(&mut policy, &rails, version, 0));
         assert_eq!(turns, [0, 3, 0, 3].map(|rail| Pick::Post(RailId(rail))));
-        rails[0].slices = 2;
+        rails[0].requests = 2;
         let turns = [(); 2].map(|()| post(&mut policy, &rails, version, 0));
         assert_eq!(turns, [Pick::Post(RailId(3)); 2]);
-        rails[3].slices = 2;
+        rails[3].requests = 2;
         assert_eq!(post(&mut policy, &rails, version, 0), Pick::Wait);
     }
 
@@ -282,7 +282,7 @@ mod tests {
         rails[1].state = RailState::Up;
         assert_eq!(settle(&mut policy, &mut rails, &mut version).1, Pick::Post(RailId(1)));
         // It is full: what is farther is for those that failed.
-        rails[1].slices = 2;
+        rails[1].requests = 2;
         assert_eq!(post(&mut policy, &rails, version, 0), Pick::Wait);
         assert_eq!(post(&mut policy, &rails, version, 1), Pick::Post(RailId(2)));
     }
@@ -337,7 +337,7 @@ mod tests {
         }
         assert_eq!(post(&mut policy, &rails, 1, 1), Pick::Post(RailId(2)));
         // But it does not hold up those behind it while one of these has room.
-        rails[2].slices = 2;
+        rails[2].requests = 2;
         assert_eq!(post(&mut policy, &rails, 1, 1), Pick::Post(RailId(3)));
         rails[3].slices = 1;
         assert_eq!(post(&mut policy, &rails, 1, 1), Pick::Post(RailId(1)));

@@ -9,7 +9,7 @@ pub struct Config {
     pub slice_length: u32,
     /// A rest of up to `slice_length` divided by this goes along with the last slice: from 1.
     pub fragment_ratio: u32,
-    /// At most so many pieces of local memory in a slice.
+    /// At most so many pieces in a slice.
     pub max_slice_pieces: u32,
     /// At most so many unfinished tasks.
     pub max_tasks: usize,

@@ -59,10 +59,9 @@ pub struct Post {
     pub user: u64,
     /// Which way.
     pub opcode: Opcode,
-    /// Its first piece. The others, if there are more, are [`crate::Flow::pieces`]; at the peer they
-    /// follow each other.
+    /// Its first piece. All of them are [`crate::Flow::pieces`].
     pub first: Piece,
-    /// How many pieces it has here.
+    /// How many pieces it has, each a request of its own.
     pub pieces: u32,
     /// Bytes in all pieces.
     pub length: u32,

@@ -57,7 +57,7 @@ pub(crate) struct Slicing {
     pub(crate) max_pieces: u32,
 }
 
-/// A slice: what lies one after the other at the peer. Here it may be in several pieces.
+/// A slice: pieces of its task that follow each other. They may lie anywhere, here and at the peer.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Cut {
     pub(crate) start: Cursor,
@@ -196,10 +196,9 @@ impl Pieces {
         let (mut end, mut pieces) = (after, 1);
         while pieces < max_pieces
             && let Some((piece, after)) = self.piece(runs, end)
-            && first.remote.checked_add(length) == Some(piece.remote)
             && length + piece.length <= slice_length
             && piece.length <= limits.local.room(piece.local)
-            && length + piece.length <= limits.peer.room(first.remote)
+            && piece.length <= limits.peer.room(piece.remote)
         {
             (length, end, pieces) = (length + piece.length, after, pieces + 1);
         }
@@ -281,11 +280,6 @@ mod tests {
             assert_eq!(all.len(), cut.pieces as usize);
             assert_eq!(all.iter().map(|piece| piece.length).sum::<u64>(), cut.length.into());
             assert_eq!((all[0].local, all[0].remote), (cut.first.local, cut.first.remote));
-            let mut remote = all[0].remote;
-            for piece in all {
-                assert_eq!(piece.remote, remote, "one run at the peer");
-                remote += piece.length;
-            }
             at = cut.end;
             Some((cut.first.local, cut.first.remote, cut.length, cut.pieces))
         };
@@ -310,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_go_together_while_they_are_one_run_at_the_peer() {
+    fn pieces_go_together_wherever_they_are() {
         let mut pieces = Pieces::new(0);
         let strided = |count, local_stride, remote_stride| Ranges::Strided {
             first: piece(0, 1 << 20, 4096),
@@ -331,12 +325,13 @@ mod tests {
         let (runs, _) = pieces.take(&strided(3, 4096, 8192)).unwrap();
         assert_eq!(
             cuts(&pieces, &runs, &SLICING),
-            [
-                (0, 1 << 20, 4096, 1),
-                (4096, (1 << 20) + 8192, 4096, 1),
-                (8192, (1 << 20) + 16_384, 4096, 1)
-            ]
+            [(0, 1 << 20, 12_288, 3)],
+            "with gaps at the peer"
         );
+        let list = [piece(9000, 100, 50), piece(10, 7000, 1), piece(500, 20, 500)];
+        let mut lists = Pieces::new(32);
+        let (runs, _) = lists.take(&Ranges::List(&list)).unwrap();
+        assert_eq!(cuts(&lists, &runs, &SLICING), [(9000, 100, 551, 3)], "in any order");
         let few = Slicing { slice_length: 8192, fragment_limit: 2048, max_pieces: 16 };
         let (runs, _) = pieces.take(&strided(3, 8192, 4096)).unwrap();
         let pairs: Vec<u32> =
@@ -384,8 +379,10 @@ mod tests {
             cuts.into_iter().map(|(.., length, of)| (length, of)).collect::<Vec<_>>()
         };
         let every = |first, distance| Borders { first, distance };
-        // Between the third and the fourth at the peer; within the third here.
-        assert_eq!(parts(Borders::NONE, every(400, 1000)), [(300, 3), (300, 3)]);
+        // Between the third and the fourth at the peer, each of which lies on one side; within the third at the
+        // peer, and here.
+        assert_eq!(parts(Borders::NONE, every(400, 1000)), [(600, 6)]);
+        assert_eq!(parts(Borders::NONE, every(350, 1000)), [(200, 2), (50, 1), (350, 4)]);
         assert_eq!(parts(every(450, 1000), Borders::NONE), [(200, 2), (50, 1), (350, 4)]);
     }
 

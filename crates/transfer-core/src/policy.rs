@@ -150,8 +150,8 @@ mod tests {
 
     #[test]
     fn policies_say_what_theirs_does() {
-        let (access, max_slices) = (Access::Connection, 4);
-        let spec = RailSpec { local_nic: 0, peer_nic: 0, transport: 0, access, max_slices };
+        let (access, max_requests) = (Access::Connection, 4);
+        let spec = RailSpec { local_nic: 0, peer_nic: 0, transport: 0, access, max_requests };
         let mut rail = Rail::new(spec);
         rail.state = RailState::Up;
         let classic = Classic::new(Order::RoundRobin, Vec::new(), Vec::new());
@@ -163,8 +163,8 @@ mod tests {
             assert_eq!(policy.has_priorities(), is_tent);
             let patience = Duration::from_secs(1);
             assert_eq!(policy.most_age(patience), is_tent.then_some(4 * patience));
-            for (slices, expected) in [(0, false), (4, true)] {
-                rail.slices = slices;
+            for (requests, expected) in [(0, false), (4, true)] {
+                rail.requests = requests;
                 assert_eq!(policy.is_full(&rail, &SLICE), expected);
             }
         }

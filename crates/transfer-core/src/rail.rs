@@ -47,8 +47,10 @@ pub struct RailSpec {
     pub transport: u16,
     /// Who ends the access of slices.
     pub access: Access,
-    /// Slices that may be in flight: the depth of its send queues.
-    pub max_slices: u32,
+    /// A slice may be posted while fewer requests than this are in flight, each of which is a piece of a slice. With
+    /// its own there may be [`crate::Config::max_slice_pieces`] - 1 more than that, and not more than the send
+    /// queues hold. So a slice of many pieces does not wait for longer than others.
+    pub max_requests: u32,
 }
 
 /// The state of a rail.
@@ -108,6 +110,8 @@ pub struct Rail {
     pub(crate) fence: Fence,
     pub(crate) bytes: u64,
     pub(crate) slices: u32,
+    /// Pieces of these.
+    pub(crate) requests: u32,
     /// By the level of their tasks: bytes.
     pub(crate) level_bytes: ByLevel<u64>,
     /// In flight, or waiting for the fence; the oldest first.
@@ -152,6 +156,7 @@ impl Rail {
             fence: Fence::default(),
             bytes: 0,
             slices: 0,
+            requests: 0,
             level_bytes: ByLevel::default(),
             posted: List::EMPTY,
             oldest: None,
@@ -270,7 +275,7 @@ impl Rail {
         let fits = || !self.probing && self.bytes + u64::from(length) <= self.limit;
         // A test takes a place in the send queue, too.
         self.is_up()
-            && self.slices + u32::from(self.testing) < self.spec.max_slices
+            && self.requests + u32::from(self.testing) < self.spec.max_requests
             && (self.slices == 0 || fits())
     }
 
@@ -421,7 +426,7 @@ mod tests {
             peer_nic: 0,
             transport: 0,
             access: Access::Connection,
-            max_slices: 4,
+            max_requests: 4,
         };
         Rail { state: RailState::Up, ..Rail::new(spec) }
     }
@@ -438,16 +443,21 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_in_flight_is_bounded_by_bytes_and_slices() {
+    fn what_may_be_in_flight_is_bounded_by_bytes_and_requests() {
         let mut rail = rail();
         assert_eq!(rail.limit_bytes(), 256 << 10);
         assert!(rail.has_room(u32::MAX), "one slice always");
         (rail.slices, rail.bytes) = (1, (256 << 10) - 100);
         assert!(rail.has_room(100) && !rail.has_room(101));
-        rail.slices = 4;
-        assert!(!rail.has_room(1));
-        rail.slices = 3;
+        for requests in [4, 5] {
+            rail.requests = requests;
+            assert!(!rail.has_room(1));
+        }
+        rail.requests = 3;
         assert!(rail.has_room(1));
+        rail.testing = true;
+        assert!(!rail.has_room(1), "a test takes a place");
+        rail.testing = false;
         rail.probing = true;
         assert!(!rail.has_room(1));
         (rail.slices, rail.bytes) = (0, 0);

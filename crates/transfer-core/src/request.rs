@@ -116,12 +116,12 @@ impl TaskId {
     }
 }
 
-/// The name of a slice: a part of a task that is posted as one work request.
+/// The name of a slice: a part of a task that is posted at once, a work request for each piece.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct SliceId(pub(crate) Key);
 
 impl SliceId {
-    /// The identifier of its work request.
+    /// The identifier of its work requests.
     pub const fn to_bits(self) -> u64 {
         self.0.to_bits()
     }

@@ -321,8 +321,8 @@ mod tests {
 
     /// A rail that is up, between NICs of this number.
     fn rail(nic: u16) -> Rail {
-        let (access, max_slices) = (Access::Connection, 100);
-        let spec = RailSpec { local_nic: nic, peer_nic: nic, transport: 0, access, max_slices };
+        let (access, max_requests) = (Access::Connection, 100);
+        let spec = RailSpec { local_nic: nic, peer_nic: nic, transport: 0, access, max_requests };
         let mut rail = Rail::new(spec);
         rail.state = RailState::Up;
         rail
@@ -633,7 +633,7 @@ mod tests {
         let turns = [(); 3].map(|()| again(&mut tent, &rails));
         assert_eq!(turns, [0, 1, 0].map(|rail| Pick::Post(RailId(rail))));
         for id in [0, 1] {
-            rails[id].slices = 100;
+            rails[id].requests = 100;
         }
         assert_eq!(again(&mut tent, &rails), Pick::Post(RailId(2)), "if no other has room");
     }

@@ -102,8 +102,8 @@ fn a_steady_state_allocates_nothing() {
 fn allocates_nothing(policy: AnyPolicy) {
     let mut flow = Flow::new(Config::default(), policy, 1, 0);
     for nic in 0..3 {
-        let (access, max_slices) = (Access::Connection, 256);
-        let spec = RailSpec { local_nic: nic, peer_nic: nic, transport: 0, access, max_slices };
+        let (access, max_requests) = (Access::Connection, 256);
+        let spec = RailSpec { local_nic: nic, peer_nic: nic, transport: 0, access, max_requests };
         flow.add_rail(spec);
     }
     let list: Vec<Piece> = (0..100)

@@ -2,9 +2,9 @@
 
 mod common;
 
-use common::{LONG, contents, engine, pattern, private, shared};
+use common::{LONG, address, contents, engine, engine_with, pattern, private, shared};
 use millstream_transfer::{
-    Batch, Buffer, Opcode, Pieces, PiecesRequest, Segment, SubmitError, SubmitOptions,
+    Batch, Buffer, Opcode, Pieces, PiecesRequest, RdmaConfig, Segment, SubmitError, SubmitOptions,
     TransferEngine, TransferPiece, TransferState,
 };
 
@@ -15,14 +15,20 @@ struct Ends {
     initiator: TransferEngine,
 }
 
-/// Two engines with `rdma` between them, with `shm`, and one that is both ends.
+/// Two engines with `rdma` between them, also with queues that hold few pieces, and with `shm`.
 fn all() -> Vec<(&'static str, Ends)> {
     let rdma = Ends { target: engine(2), initiator: engine(2) };
     let shm = Ends { target: engine(1), initiator: engine(1) };
     for engine in [&shm.target, &shm.initiator] {
         engine.install_shm().unwrap();
     }
-    vec![("rdma", rdma), ("shm", shm)]
+    let short = |queue_pairs| RdmaConfig {
+        queue_pairs_per_endpoint: queue_pairs,
+        send_queue_depth: 24,
+        ..RdmaConfig::new(&[address(), address()])
+    };
+    let few = Ends { target: engine_with(short(1)), initiator: engine_with(short(3)) };
+    vec![("rdma", rdma), ("rdma with short queues", few), ("shm", shm)]
 }
 
 fn submit(

@@ -8,8 +8,8 @@ use std::ptr;
 
 use common::{LONG, address, engine, private};
 use millstream_transfer::{
-    FailureReason, Opcode, SubmitAndWaitError, TcpConfig, TransferEngine, TransferRequest,
-    TransferState,
+    FailureReason, Opcode, Pieces, PiecesRequest, SubmitAndWaitError, SubmitOptions, TcpConfig,
+    TransferEngine, TransferPiece, TransferRequest, TransferState,
 };
 
 const PAGE: usize = 4096;
@@ -196,6 +196,56 @@ fn one_of_many_small_requests_fails_alone() {
     take_away_one_of_many(&engine, &engine);
     take_away_one_of_many(&shm_engine(), &shm_engine());
     take_away_one_of_many(&tcp_engine(), &tcp_engine());
+}
+
+/// Several pieces are posted at once, and the last of them completes for all. A fault is told of any.
+#[test]
+fn requests_of_pieces_fail_with_any_of_them() {
+    const COUNT: usize = 20;
+    for gone in [0, 4, 11, 19] {
+        let (target, initiator) = (engine(1), engine(1));
+        let theirs = Mapped::new();
+        theirs.register(&target);
+        let good = private(&initiator, PAGES * PAGE);
+        let segment = initiator.open_segment(target.name()).unwrap();
+        let piece = |page: usize| TransferPiece {
+            source: good.address() + (page * PAGE) as u64,
+            target_offset: theirs.address(page),
+            length: PAGE as u64,
+        };
+        let lists: Vec<Vec<_>> = (0..3)
+            .map(|part| (0..COUNT).map(|at| piece(part * COUNT + at)).rev().collect())
+            .collect();
+        let requests = |opcode| {
+            let request =
+                |list| PiecesRequest { opcode, target: segment.id(), pieces: Pieces::List(list) };
+            lists.iter().map(|list| request(list)).collect::<Vec<_>>()
+        };
+        let options = SubmitOptions::default();
+        good.write(0, &[3; PAGES * PAGE]).unwrap();
+        let batch = initiator.allocate_batch(3).unwrap();
+        initiator.submit_pieces(&batch, &requests(Opcode::Write), &options).unwrap();
+        assert!(initiator.wait(&batch, LONG));
+        assert!(initiator.statuses(&batch).iter().all(|it| it.state == TransferState::Completed));
+        good.write(0, &[4; PAGES * PAGE]).unwrap();
+        theirs.take_away(COUNT + gone, libc::PROT_NONE);
+        for opcode in [Opcode::Read, Opcode::Write] {
+            let batch = initiator.allocate_batch(3).unwrap();
+            initiator.submit_pieces(&batch, &requests(opcode), &options).unwrap();
+            assert!(initiator.wait(&batch, LONG));
+            for (part, status) in initiator.statuses(&batch).into_iter().enumerate() {
+                let expected =
+                    if part == 1 { TransferState::Failed } else { TransferState::Completed };
+                assert_eq!(status.state, expected, "{opcode:?} {part}: {status:?}");
+                assert!(part == 1 || status.transferred_bytes == (COUNT * PAGE) as u64);
+            }
+        }
+        let bytes = common::contents(&good, 0, 3 * COUNT * PAGE);
+        let read =
+            |part: usize| bytes[part * COUNT * PAGE..][..COUNT * PAGE].iter().all(|&it| it == 3);
+        assert!(read(0) && read(2));
+        target.unregister_memory(theirs.0).unwrap();
+    }
 }
 
 #[test]

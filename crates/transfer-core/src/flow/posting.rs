@@ -236,6 +236,7 @@ impl<P: Policy> Flow<P> {
         }
         slice.posted = rail.measure.mark();
         rail.slices += 1;
+        rail.requests += slice.pieces;
         rail.bytes += u64::from(slice.length);
         self.slice_chain.push_back(&mut rail.posted, index);
         let &mut Slice { first, pieces, length, task, .. } = slice;
@@ -314,6 +315,7 @@ impl<P: Policy> Flow<P> {
         let rail = &mut self.rails[usize::from(slice.rail)];
         self.slice_chain.remove(&mut rail.posted, index);
         rail.slices -= 1;
+        rail.requests -= slice.pieces;
         rail.bytes -= u64::from(slice.length);
         let level = self.queues[usize::from(self.tasks.at(slice.task).queue)].level;
         rail.level_bytes[level.index()] -= u64::from(slice.length);

@@ -245,6 +245,11 @@ impl<P: Policy> Flow<P> {
         Some(self.tasks.at(slice.task).user)
     }
 
+    /// Requests of a slice, one for each piece, as long as it is not over.
+    pub fn requests(&self, slice: SliceId) -> Option<u32> {
+        Some(self.slices.find(slice.0)?.pieces)
+    }
+
     /// A task shall end. Nothing more of it is posted, and what is in flight is waited for.
     pub(super) fn end(&mut self, task: u32, end: End) {
         let found = self.tasks.at_mut(task);

@@ -9,7 +9,7 @@ use millstream_verbs::{
 };
 
 use super::device::LocalDevice;
-use crate::FailureReason;
+use crate::{FailureReason, RdmaConfig};
 
 /// READs that a queue pair has outstanding, and executes for its peer, at a time. What Mooncake
 /// uses: both sides must agree and do not tell each other.
@@ -33,6 +33,20 @@ const RNR_RETRY: u8 = 6;
 
 /// The most queue pairs between two NICs.
 pub(super) const MAX_QUEUE_PAIRS: usize = 16;
+
+/// The most pieces of a slice, each a work request: who completes and who decides is asked once for all.
+const MAX_SLICE_PIECES: usize = 16;
+
+/// How many pieces a slice may have: all of them go to one send queue, and it is to hold several slices.
+pub(super) fn slice_pieces(config: &RdmaConfig) -> usize {
+    (config.send_queue_depth / 8).clamp(1, MAX_SLICE_PIECES)
+}
+
+/// While fewer work requests than this are outstanding on a connection, a queue pair has room for one more slice:
+/// the one that has fewest, which gets it.
+pub(super) fn max_requests(config: &RdmaConfig) -> usize {
+    config.queue_pairs_per_endpoint * (config.send_queue_depth + 1 - slice_pieces(config))
+}
 
 /// Queue pairs that are not connected yet.
 pub(super) struct Unconnected {
@@ -207,6 +221,24 @@ mod tests {
     use millstream_metadata::HandShakeDesc;
 
     use super::*;
+
+    #[test]
+    fn a_slice_always_finds_a_queue_pair_with_room() {
+        for (queue_pairs, depth) in
+            [(1, 1), (1, 128), (2, 16), (2, 256), (3, 7), (16, 17), (16, 4096)]
+        {
+            let config = RdmaConfig {
+                queue_pairs_per_endpoint: queue_pairs,
+                send_queue_depth: depth,
+                ..RdmaConfig::new(&[])
+            };
+            // As equal as they may be: others have one with fewer.
+            let fewest = (max_requests(&config) - 1) / queue_pairs;
+            let room = depth - fewest;
+            assert_eq!(room, slice_pieces(&config), "{queue_pairs} x {depth}");
+            assert!((1..=16).contains(&room) && (depth < 16 || room > 1));
+        }
+    }
 
     fn parse(handshake: &HandShakeDesc) -> Result<Peer, String> {
         Peer::parse(handshake, "127.0.0.1".parse().unwrap(), 2, Mtu::B2048)

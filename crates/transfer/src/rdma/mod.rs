@@ -317,7 +317,7 @@ impl RdmaTransport {
         let flow = millstream_transfer_core::Config {
             slice_length: context.slice_length as u32,
             fragment_ratio: context.fragment_ratio as u32,
-            max_slice_pieces: 1,
+            max_slice_pieces: connection::slice_pieces(config) as u32,
             // The first attempt is none of the retries.
             max_attempts: u8::try_from(config.retry_count.saturating_add(1)).unwrap_or(u8::MAX),
             connect_timeout: call_timeout + CONNECT_MORE,
@@ -350,14 +350,13 @@ impl RdmaTransport {
         // Above all that this process has used with this peer, since time passes faster.
         let epoch = clock.now().nanos();
         let mut flow = Flow::new(flow, policy, descriptor.incarnation.unwrap_or(0), epoch);
-        let max_slices = config.queue_pairs_per_endpoint * config.send_queue_depth;
         for way in rails {
             let rail = flow.add_rail(RailSpec {
                 local_nic: way.local as u16,
                 peer_nic: way.remote as u16,
                 transport: 0,
                 access: RailAccess::Connection,
-                max_slices: max_slices as u32,
+                max_requests: connection::max_requests(config) as u32,
             });
             debug_assert!(rail.is_some(), "there are no more than MAX_RAILS");
         }

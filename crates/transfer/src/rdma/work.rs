@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use millstream_transfer_core::{Opcode, Post, RailId, SliceId};
+use millstream_transfer_core::{Opcode, Piece as SlicePiece, Post, RailId, SliceId};
 use millstream_verbs::{Piece, PostError, SendOperation, SendRequest};
 
 use super::connection::Connection;
@@ -38,7 +38,6 @@ pub(super) struct Posting<'a> {
     pub(super) connection: &'a Arc<Connection>,
     pub(super) queue_pair: usize,
     pub(super) post: &'a Post,
-    pub(super) keys: Keys,
 }
 
 /// A slice or a test that a queue pair did not take.
@@ -124,33 +123,52 @@ impl Work {
         self.used == 0 && self.ended.is_empty() && self.moving.is_empty()
     }
 
-    pub(super) fn add(&mut self, posting: Posting<'_>) {
-        let Posting { device, epoch, connection, queue_pair, post, keys } = posting;
-        let (remote_address, remote_key) = (post.first.remote, keys.remote);
-        let operation = match post.opcode {
-            Opcode::Read => SendOperation::Read { remote_address, remote_key },
-            Opcode::Write => SendOperation::Write { remote_address, remote_key, immediate: None },
-        };
-        let piece = Piece { key: keys.local, address: post.first.local, length: post.length };
-        let request = SendRequest::new(post.slice.to_bits(), operation, [piece]);
-        self.put((device, post.rail, epoch), connection, queue_pair, request);
+    /// Adds a slice, each of its pieces a work request. The last one completes for all
+    /// (IBTA 10.8.6). Adds nothing, and returns `None`, if a piece has no keys.
+    pub(super) fn add(
+        &mut self,
+        posting: Posting<'_>,
+        pieces: impl Iterator<Item = Option<(SlicePiece, Keys)>>,
+    ) -> Option<()> {
+        let Posting { device, epoch, connection, queue_pair, post } = posting;
+        let id = post.slice.to_bits();
+        let requests = self.bucket((device, post.rail, epoch), connection, queue_pair);
+        let before = requests.len();
+        for piece in pieces {
+            let Some((piece, keys)) = piece else {
+                requests.truncate(before);
+                return None;
+            };
+            let (remote_address, remote_key) = (piece.remote, keys.remote);
+            let operation = match post.opcode {
+                Opcode::Read => SendOperation::Read { remote_address, remote_key },
+                Opcode::Write => {
+                    SendOperation::Write { remote_address, remote_key, immediate: None }
+                }
+            };
+            let local =
+                Piece { key: keys.local, address: piece.local, length: piece.length as u32 };
+            let request = SendRequest::new(id, operation, [local]);
+            requests.push(SendRequest { signaled: false, ..request });
+        }
+        requests[before..].last_mut()?.signaled = true;
+        Some(())
     }
 
     /// Adds a WRITE of no bytes for a connection of this number. No memory is touched, so no key is needed (IBTA 9.7.4.1.4).
     pub(super) fn add_test(&mut self, way: (usize, RailId, u64), connection: &Arc<Connection>) {
         let operation = SendOperation::Write { remote_address: 0, remote_key: 0, immediate: None };
         let nothing = Piece { key: 0, address: 0, length: 0 };
-        self.put(way, connection, 0, SendRequest::new(TEST, operation, [nothing]));
+        self.bucket(way, connection, 0).push(SendRequest::new(TEST, operation, [nothing]));
     }
 
-    /// For a device, on the connection of a rail that has this number.
-    fn put(
+    /// What is to be posted for a device, on the connection of a rail that has this number.
+    fn bucket(
         &mut self,
         (device, rail, epoch): (usize, RailId, u64),
         connection: &Arc<Connection>,
         queue_pair: usize,
-        request: SendRequest,
-    ) {
+    ) -> &mut Vec<SendRequest> {
         let is_it = |bucket: &Bucket| {
             let same = |known: &Arc<Connection>| Arc::ptr_eq(known, connection);
             bucket.queue_pair == queue_pair && bucket.connection.as_ref().is_some_and(same)
@@ -167,7 +185,7 @@ impl Work {
             self.used += 1;
             self.used - 1
         });
-        self.buckets[index].requests.push(request);
+        &mut self.buckets[index].requests
     }
 
     /// Posts the work requests.
@@ -207,7 +225,9 @@ impl Work {
                     let &Bucket { rail, epoch, .. } = bucket;
                     let slice = |request: &SendRequest| SliceId::from_bits(request.id);
                     let failed = |it| NotPosted { rail, epoch, slice: slice(it), error };
-                    self.failed.extend(left.map(failed));
+                    // A slice has failed once, however many of its requests were not posted.
+                    let last = left.filter(|request| request.signaled);
+                    self.failed.extend(last.map(failed));
                     break;
                 }
             }
@@ -249,5 +269,66 @@ impl Work {
 
     pub(super) fn clear(&mut self) {
         self.failed.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millstream_verbs::{QueuePairCapabilities, QueuePairOptions};
+
+    use super::*;
+    use crate::RdmaConfig;
+
+    const KEYS: Keys = Keys { local: 1, remote: 2 };
+
+    fn post(slice: u64, pieces: u32) -> Post {
+        let first = SlicePiece { local: 0, remote: 0, length: 8 };
+        let (rail, slice) = (RailId(0), SliceId::from_bits(slice));
+        Post {
+            rail,
+            epoch: 1,
+            slice,
+            user: 0,
+            opcode: Opcode::Write,
+            first,
+            pieces,
+            length: pieces * 8,
+        }
+    }
+
+    /// A queue pair that takes nothing, as it is not connected.
+    #[test]
+    fn a_slice_is_several_requests_and_fails_once() {
+        let address = [127, 95, std::process::id() as u8, 1].into();
+        let device = LocalDevice::open(address, &RdmaConfig::new(&[address]), Weak::new()).unwrap();
+        let options = QueuePairOptions::new(&device.completions, QueuePairCapabilities::new(8, 1));
+        let queue_pairs = vec![device.domain.create_queue_pair_with(&options).unwrap()];
+        let connection = Arc::new(Connection { queue_pairs });
+        let mut work = Work::with_room();
+        let mut add = |post: &Post, without_keys: Option<u32>| {
+            let posting =
+                Posting { device: 0, epoch: 1, connection: &connection, queue_pair: 0, post };
+            let piece = |index: u32| {
+                let at = u64::from(index) * 100;
+                let piece = SlicePiece { local: at, remote: at + 7, length: 8 };
+                (Some(index) != without_keys).then_some((piece, KEYS))
+            };
+            work.add(posting, (0..post.pieces).map(piece))
+        };
+        assert_eq!(add(&post(5, 3), None), Some(()));
+        assert_eq!(add(&post(6, 4), Some(2)), None, "a piece without keys");
+        assert_eq!(add(&post(7, 1), None), Some(()));
+        let told = |request: &SendRequest| {
+            let SendOperation::Write { remote_address, .. } = request.operation else {
+                unreachable!("it is a WRITE")
+            };
+            (request.id, remote_address, request.signaled)
+        };
+        let requests = work.buckets[0].requests.iter().map(told).collect::<Vec<_>>();
+        assert_eq!(requests, [(5, 7, false), (5, 107, false), (5, 207, true), (7, 7, true)]);
+        work.post(&[Arc::new(device)]);
+        let failed = work.not_posted().map(|it| it.slice.to_bits()).collect::<Vec<_>>();
+        assert_eq!(failed, [5, 7]);
+        assert!(work.is_empty());
     }
 }

@@ -387,36 +387,41 @@ impl Director {
         else {
             return network.violate(format!("{post:?} is not on a connection that is up"));
         };
-        let key = life_key(post.opcode, life);
-        let pieces: Vec<Piece> = found
-            .flow
-            .pieces(post.slice)
-            .map(|piece| Piece { key, address: piece.local, length: piece.length as u32 })
-            .collect();
-        let length: u64 = pieces.iter().map(|piece| u64::from(piece.length)).sum();
+        let pieces: Vec<_> = found.flow.pieces(post.slice).collect();
+        let length: u64 = pieces.iter().map(|piece| piece.length).sum();
         if length != u64::from(post.length) || pieces.len() != post.pieces as usize {
             return network.violate(format!("{post:?} has other pieces: {pieces:?}"));
         }
-        let remote_address = post.first.remote;
-        let operation = match post.opcode {
-            Opcode::Write => {
-                let remote_key = sink_key(peer_life);
-                SendOperation::Write { remote_address, remote_key, immediate: None }
-            }
-            Opcode::Read => {
-                let remote_key = super::ledger::source_key(peer_life);
-                SendOperation::Read { remote_address, remote_key }
-            }
+        let key = life_key(post.opcode, life);
+        let request = |index: usize, piece: &millstream_transfer_core::Piece| {
+            let remote_address = piece.remote;
+            let operation = match post.opcode {
+                Opcode::Write => {
+                    let remote_key = sink_key(peer_life);
+                    SendOperation::Write { remote_address, remote_key, immediate: None }
+                }
+                Opcode::Read => {
+                    let remote_key = super::ledger::source_key(peer_life);
+                    SendOperation::Read { remote_address, remote_key }
+                }
+            };
+            let local = Piece { key, address: piece.local, length: piece.length as u32 };
+            // The last one completes for all.
+            let signaled = index + 1 == pieces.len();
+            let request = SendRequest::new(post.slice.to_bits(), operation, vec![local]);
+            SendRequest { signaled, ..request }
         };
         self.tally.one("slices: posted");
         if let Some(what) = self.count_posted(network.now(), post) {
             network.violate(what);
         }
-        let request = SendRequest::new(post.slice.to_bits(), operation, pieces);
         let End { nic, qpn, .. } = link.end;
-        let posted = network.with_machine(nic, |nic, now| nic.post(now, qpn, &request));
-        if let Err(error) = posted {
-            network.violate(format!("{post:?}: {error}"));
+        for (index, piece) in pieces.iter().enumerate() {
+            let request = request(index, piece);
+            let posted = network.with_machine(nic, |nic, now| nic.post(now, qpn, &request));
+            if let Err(error) = posted {
+                return network.violate(format!("{post:?}: {error}"));
+            }
         }
     }
 

@@ -15,7 +15,7 @@ use crate::connection::{Remote, connect};
 use crate::{ConnectionOptions, Machine};
 
 /// Send requests of a queue pair.
-pub(super) const SEND_DEPTH: usize = 16;
+pub(super) const SEND_DEPTH: usize = 24;
 const DOMAIN: ProtectionDomainId = ProtectionDomainId(1);
 
 /// The numbers of NICs that have completions.

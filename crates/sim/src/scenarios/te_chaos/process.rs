@@ -14,6 +14,8 @@ use super::watch::{Counts, InFlight, Waiting};
 use super::world::World;
 use crate::NodeId;
 
+/// Pieces of a slice.
+const SLICE_PIECES: u32 = 8;
 /// Connections that a process takes.
 const MAX_OPEN: usize = 64;
 
@@ -154,7 +156,7 @@ impl Peer {
             false => AnyPolicy::Classic(Classic::new(order, local_nics, peer_nics)),
             true => AnyPolicy::Tent(Tent::new(TentConfig::default(), local_nics, peer_nics)),
         };
-        let config = Config { max_slice_pieces: 8, ..world.config };
+        let config = Config { max_slice_pieces: SLICE_PIECES, ..world.config };
         let known = incarnation(peer, life);
         let mut flow = Flow::new(config, policy, known, 0);
         for local_nic in 0..local {
@@ -164,7 +166,7 @@ impl Peer {
                     peer_nic,
                     transport: 0,
                     access: world.access,
-                    max_slices: SEND_DEPTH as u32,
+                    max_requests: SEND_DEPTH as u32 + 1 - SLICE_PIECES,
                 };
                 flow.add_rail(spec);
             }

@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn a_task_of_which_something_is_not_posted_yet_has_not_ended() {
-    let rail = RailSpec { max_slices: 1, ..spec(0, Access::Connection) };
+    let rail = RailSpec { max_requests: 1, ..spec(0, Access::Connection) };
     let mut bench = Bench::with(Config::default(), &[rail]);
     let task = bench.submit(write(1, 3 * SLICE));
     bench.connect_all();

@@ -40,7 +40,7 @@ struct Bench {
 }
 
 fn spec(nic: u16, access: Access) -> RailSpec {
-    RailSpec { local_nic: nic, peer_nic: nic, transport: 0, access, max_slices: 64 }
+    RailSpec { local_nic: nic, peer_nic: nic, transport: 0, access, max_requests: 64 }
 }
 
 impl Bench {
@@ -641,13 +641,13 @@ fn pieces_of_a_request_are_sliced_as_they_are_posted() {
     let config = Config { max_pieces: 40_000, ..Config::default() };
     let mut bench = Bench::with(config, &[spec(0, Access::Connection)]);
     let list: Vec<Piece> = (0..40_000)
-        .map(|i| Piece { local: i * 8192, remote: (1 << 40) + i * 4096, length: 4096 })
+        .map(|i| Piece { local: i * 8192, remote: (1 << 40) + i * 9000, length: 4096 })
         .collect();
     bench.submit(Request { ranges: Ranges::List(&list), ..write(1, 1) });
     bench.connect_all();
     let mut seen = Vec::new();
     while let Some(post) = bench.posts.pop() {
-        assert!(bench.flow.slices() <= 64);
+        assert!(bench.flow.slices() <= 64 / 16);
         seen.extend(bench.flow.pieces(post.slice));
         assert_eq!(post.pieces, 16);
         bench.now = bench.now + Duration::from_micros(1);
@@ -657,6 +657,26 @@ fn pieces_of_a_request_are_sliced_as_they_are_posted() {
     assert_eq!(seen, list);
     assert_eq!(bench.take_ended(), [(1, End::Completed, false, 40_000 * 4096)]);
     assert!(bench.flow.is_idle());
+}
+
+#[test]
+fn each_piece_takes_a_place_in_the_send_queue_and_gives_it_back() {
+    let config = Config { max_slice_pieces: 3, ..Config::default() };
+    let rail = RailSpec { max_requests: 5, ..spec(0, Access::Connection) };
+    let mut bench = Bench::with(config, &[rail]);
+    let first = Piece { local: 0, remote: 1 << 40, length: 64 };
+    let ranges = Ranges::Strided { first, count: 11, local_stride: 64, remote_stride: 128 };
+    bench.submit(Request { ranges, ..write(1, 1) });
+    bench.connect_all();
+    let requests = |posts: &[Post]| posts.iter().map(|post| post.pieces).collect::<Vec<_>>();
+    let posts = bench.take_posts();
+    assert_eq!(requests(&posts), [3, 3], "one goes beyond");
+    assert_eq!(bench.flow.requests(posts[0].slice), Some(3));
+    bench.complete(posts[0], SliceResult::Done);
+    assert_eq!(bench.flow.requests(posts[0].slice), None);
+    assert_eq!(requests(&bench.take_posts()), [3]);
+    bench.complete(posts[1], SliceResult::Done);
+    assert_eq!(requests(&bench.take_posts()), [2]);
 }
 
 #[test]

@@ -26,7 +26,7 @@ fn order(
     mut go_on: impl FnMut(&mut Flow<AnyPolicy>, usize),
 ) -> Vec<u64> {
     let mut flow = Flow::new(Config::default(), policy, INCARNATION, 0);
-    flow.add_rail(RailSpec { max_slices: 1, ..spec(0, Access::Connection) }).unwrap();
+    flow.add_rail(RailSpec { max_requests: 1, ..spec(0, Access::Connection) }).unwrap();
     for request in requests {
         flow.submit(request).unwrap();
     }
@@ -153,7 +153,7 @@ fn queues_of_a_level_take_turns_beside_a_higher_level() {
 #[test]
 fn short_slices_do_not_keep_long_ones_out() {
     let mut flow = Flow::new(Config::default(), tent(), INCARNATION, 0);
-    flow.add_rail(RailSpec { max_slices: 4096, ..spec(0, Access::Connection) }).unwrap();
+    flow.add_rail(RailSpec { max_requests: 4096, ..spec(0, Access::Connection) }).unwrap();
     let (mut user, mut posted) = (1, VecDeque::new());
     let mut now = Instant::ZERO;
     for completed in 0..5000 {
@@ -242,7 +242,7 @@ fn each_pair_of_locations_has_its_own_turns() {
     let policy = AnyPolicy::Tent(Tent::new(TentConfig::default(), both(), both()));
     let mut flow = Flow::new(Config::default(), policy, INCARNATION, 0);
     for nic in [0, 1] {
-        flow.add_rail(RailSpec { max_slices: 1, ..spec(nic, Access::Connection) }).unwrap();
+        flow.add_rail(RailSpec { max_requests: 1, ..spec(nic, Access::Connection) }).unwrap();
     }
     for (priority, user, place) in [(Bulk, 1, 0), (Latency, 2, 1), (Bulk, 3, 1)] {
         let request = at_level(priority, user, 1000 * SLICE);

@@ -146,7 +146,7 @@ fn measure_both(bench: &mut Bench) {
 
 #[test]
 fn a_test_takes_a_place_in_the_send_queue() {
-    let rails = [0, 1].map(|nic| RailSpec { max_slices: 1, ..spec(nic, Access::Connection) });
+    let rails = [0, 1].map(|nic| RailSpec { max_requests: 1, ..spec(nic, Access::Connection) });
     let mut bench = Bench::with(Config::default(), &rails);
     measure_both(&mut bench);
     bench.submit(write(2, SLICE));

@@ -81,7 +81,7 @@ fn what_had_no_room_does_not_hold_up_what_has() {
 
 #[test]
 fn a_slice_of_own_copies_that_ends_makes_room_for_others() {
-    let rail = RailSpec { max_slices: 1, ..spec(0, Access::Own) };
+    let rail = RailSpec { max_requests: 1, ..spec(0, Access::Own) };
     for result in [SliceResult::Done, SliceResult::Refused] {
         let mut bench = Bench::with(Config::default(), &[rail]);
         bench.submit(write(1, 1));
@@ -168,11 +168,11 @@ fn of_what_waits_those_rails_are_full_that_are_up_and_have_no_room() {
     let asked = Cell::new(0);
     let mut flow = Flow::new(Config::default(), Fixed(Pick::Wait, &asked), INCARNATION, 0);
     for rail in 0..3 {
-        flow.add_rail(RailSpec { max_slices: 1, ..spec(rail, Access::Connection) });
+        flow.add_rail(RailSpec { max_requests: 1, ..spec(rail, Access::Connection) });
     }
-    (flow.rails[0].state, flow.rails[0].slices) = (RailState::Up, 1);
+    (flow.rails[0].state, flow.rails[0].requests) = (RailState::Up, 1);
     flow.rails[1].state = RailState::Up;
-    flow.rails[2].slices = 1;
+    flow.rails[2].requests = 1;
     flow.submit(&write(1, SLICE)).unwrap();
     assert_eq!(flow.poll_output(at(7)), None);
     let full: Vec<_> = flow.rails.iter().map(|rail| rail.full_at).collect();

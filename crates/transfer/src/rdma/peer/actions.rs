@@ -102,31 +102,36 @@ impl Peer {
 
     /// Puts a slice among what is posted.
     fn prepare(&self, now: Instant, state: &mut State, post: &Post, work: &mut Work) {
-        let way = self.way(post.rail);
-        let keys = state.runs.keys(post.user, &post.first, way);
-        let connected = state.connections[usize::from(post.rail.0)].as_mut();
-        let (Some(keys), Some(connected)) = (keys, connected) else {
+        if self.add(state, post, work).is_none() {
             // A peer's descriptor that lacks keys, and a rail that ended in `stop`.
             state.refuse(post.user, post.rail, CompletionStatus::RemoteAccess);
             state.flow.completed(now, post.slice, SliceResult::Refused);
             return;
-        };
-        let count = connected.connection.queue_pairs.len();
-        let queue_pair =
-            (0..count).min_by_key(|&index| connected.outstanding[index]).unwrap_or_default();
-        connected.outstanding[queue_pair] += 1;
+        }
         if let Some((batch, index)) = state.runs.place(post.user) {
             batch.tasks.get(index).begin();
             batch.posted(index);
         }
-        work.add(Posting {
+    }
+
+    /// Adds the work requests of a slice, if there are keys and a connection for them.
+    fn add(&self, state: &mut State, post: &Post, work: &mut Work) -> Option<()> {
+        let (way, runs) = (self.way(post.rail), &state.runs);
+        let connected = state.connections[usize::from(post.rail.0)].as_mut()?;
+        let count = connected.connection.queue_pairs.len();
+        let queue_pair =
+            (0..count).min_by_key(|&index| connected.outstanding[index]).unwrap_or_default();
+        let posting = Posting {
             device: way.local,
             epoch: connected.epoch,
             connection: &connected.connection,
             queue_pair,
             post,
-            keys,
-        });
+        };
+        let with_keys = |piece| Some((piece, runs.keys(post.user, &piece, way)?));
+        work.add(posting, state.flow.pieces(post.slice).map(with_keys))?;
+        connected.outstanding[queue_pair] += post.pieces;
+        Some(())
     }
 
     fn end(&self, now: Instant, state: &mut State, ended: &Ended, work: &mut Work) {

@@ -233,7 +233,7 @@ impl Peer {
         let mut stale = false;
         for completion in completions {
             if is_test(completion.id) {
-                state.returned(link);
+                state.returned(link, 1);
                 match completion.status {
                     CompletionStatus::Success => {
                         state.heard();
@@ -380,20 +380,20 @@ impl State {
         }
     }
 
-    /// A queue pair has a place for one more work request, if it is of the connection that there is.
-    fn returned(&mut self, link: &Link) {
+    /// A queue pair has places for so many more work requests, if it is of the connection that there is.
+    fn returned(&mut self, link: &Link, requests: u32) {
         if let Some(connected) = &mut self.connections[usize::from(link.rail.0)]
             && connected.epoch == link.epoch
         {
             let outstanding = &mut connected.outstanding[link.queue_pair];
-            *outstanding = outstanding.saturating_sub(1);
+            *outstanding = outstanding.saturating_sub(requests);
         }
     }
 
     fn completed(&mut self, now: Instant, link: &Link, slice: SliceId, result: SliceResult) {
         // A number of a queue pair may have been used before.
-        if self.flow.user(slice).is_some() {
-            self.returned(link);
+        if let Some(requests) = self.flow.requests(slice) {
+            self.returned(link, requests);
         }
         if result == SliceResult::Done {
             self.heard();

@@ -64,7 +64,7 @@ pub(super) const ROWS: &[Setting] = &[
             write: |values, count| values.rdma.send_queue_depth = count as usize,
         },
         scope: Scope::Rdma,
-        meaning: "Slices that are under way on a queue pair at a time. More wait.",
+        meaning: "Work requests that are under way on a queue pair at a time: one for each piece of a slice, which has up to 16 of them, and up to an eighth of this. More wait.",
     },
     Setting {
         key: "rdma.retry_count",
