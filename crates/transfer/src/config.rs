@@ -206,7 +206,7 @@ impl RdmaConfig {
             peer_affinity: PeerAffinity::Any,
             path_round_robin: true,
             queue_pairs_per_endpoint: 1,
-            send_queue_depth: 128,
+            send_queue_depth: 256,
             retry_count: 1,
             patience: Duration::ZERO,
             acknowledge_timeout: 16,
