@@ -273,8 +273,11 @@ impl<P: Policy> Flow<P> {
             return Some(moved);
         }
         let own = self.rails[usize::from(rail)].spec.access == Access::Own;
+        // Its other requests may fail, too: that is the same attempt.
+        let is_first = own || place == Place::Posted;
         let found = self.slices.at_mut(index);
-        found.attempt = found.attempt.saturating_add(u8::from(result == SliceResult::Broken));
+        let broken = is_first && result == SliceResult::Broken;
+        found.attempt = found.attempt.saturating_add(u8::from(broken));
         let tired = found.attempt >= self.config.max_attempts;
         if own {
             self.unpost(index);

@@ -118,6 +118,24 @@ fn timers_that_are_told_late_count() {
     assert_eq!(bench.aborts, [(RailId(0), 1)], "it was connecting for too long");
 }
 
+/// The requests of a slice may fail one after the other.
+#[test]
+fn errors_of_one_post_are_one_attempt() {
+    let config = Config { max_attempts: 2, ..Config::default() };
+    let mut bench = Bench::with(config, &[spec(0, Access::Connection)]);
+    bench.submit(write(1, SLICE));
+    bench.connect_all();
+    for ended in [&[][..], &[(1, End::Failed(Failure::Attempts), false, 0)]] {
+        let post = bench.take_posts()[0];
+        (0..3).for_each(|_| bench.complete(post, SliceResult::Broken));
+        bench.abort_all();
+        bench.confirm_all();
+        assert_eq!(bench.take_ended(), ended);
+        bench.pass(bench.now + Duration::from_secs(1));
+        bench.connect_all();
+    }
+}
+
 #[test]
 fn a_slice_on_which_rails_fall_silent_fails_after_so_many() {
     for (max_attempts, silences) in [(1, 1), (2, 2), (3, 3)] {
