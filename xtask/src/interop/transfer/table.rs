@@ -70,6 +70,7 @@ const NOT_RUN: &[NotRun] = &[
     NotRun {
         why: "the kernel goes on answering for the device of a process that is stopped: nothing is silent",
         tests: &[
+            "killed::a_process_that_stands_still_for_long_is_found_again",
             "killed::what_a_silent_process_was_sent_is_undefined_and_it_is_found_again",
             "many_killed::peers_that_are_stopped_at_once_hold_up_nobody",
         ],
