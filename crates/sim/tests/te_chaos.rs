@@ -41,9 +41,9 @@ const NAMES: &[&str] = &[
     "processes killed",
     "processes stopped",
     "restarts noticed",
-    "slices: broken",
+    "work requests: broken",
     "slices: done",
-    "slices: flushed",
+    "work requests: flushed",
     "tests of rails: answered",
     "tests of rails: failed",
     "transfers for which there is no rail",
@@ -71,7 +71,7 @@ fn runs(seeds: core::ops::Range<u64>, tent: bool) -> Tally {
     for name in NAMES {
         assert!(tally.count(name) > 0, "{name} never happened:\n{tally}");
     }
-    assert_eq!(tally.count("slices: refused"), 0);
+    assert_eq!(tally.count("work requests: refused"), 0);
     tally
 }
 

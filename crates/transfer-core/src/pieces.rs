@@ -40,7 +40,7 @@ pub(crate) struct Cursor {
     offset: u64,
 }
 
-/// What slices of a task do not go across.
+/// What pieces of a slice do not go across.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     pub(crate) local: Borders,

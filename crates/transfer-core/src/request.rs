@@ -45,7 +45,7 @@ pub enum Ranges<'a> {
     List(&'a [Piece]),
 }
 
-/// Addresses that no slice goes across: the first one, and others at equal distances after it. Memory that
+/// Addresses that no piece of a slice goes across: the first one, and others at equal distances after it. Memory that
 /// is longer than a region of a device can be is registered as several, each with keys of its own.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Borders {

@@ -164,8 +164,8 @@ pub struct RdmaConfig {
     pub path_round_robin: bool,
     /// Queue pairs between two NICs: 1 to 16.
     pub queue_pairs_per_endpoint: usize,
-    /// Work requests outstanding on a queue pair: 1 to 4096. More slices wait. A slice has one for each of its
-    /// pieces: up to 16, and up to an eighth of this.
+    /// Work requests outstanding on a queue pair: 1 to 4096. A slice has one for each of its pieces: up to
+    /// 16, up to an eighth of this, and one at least. It waits where there is no room for one of so many.
     pub send_queue_depth: usize,
     /// How often a slice is sent again after a connection broke under it, before its task fails. One
     /// that falls silent while others work costs none.

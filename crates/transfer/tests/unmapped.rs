@@ -237,7 +237,8 @@ fn requests_of_pieces_fail_with_any_of_them() {
                 let expected =
                     if part == 1 { TransferState::Failed } else { TransferState::Completed };
                 assert_eq!(status.state, expected, "{opcode:?} {part}: {status:?}");
-                assert!(part == 1 || status.transferred_bytes == (COUNT * PAGE) as u64);
+                let (moved, all) = (status.transferred_bytes, (COUNT * PAGE) as u64);
+                assert!(if part == 1 { moved < all } else { moved == all }, "{opcode:?}: {moved}");
             }
         }
         let bytes = common::contents(&good, 0, 3 * COUNT * PAGE);

@@ -19,7 +19,7 @@ use crate::wheel::Wheel;
 use crate::{Config, Instant, Output, Policy, Rail, RailId, RailSpec, RailState};
 
 /// Slices for which there is room from the start: as many as two rails usually hold.
-const SLICES: usize = 256;
+const SLICES: usize = 512;
 
 /// A rate is known where something has completed for no longer ago.
 const RECENT: Duration = Duration::from_secs(1);

@@ -48,6 +48,34 @@ pub(super) fn max_requests(config: &RdmaConfig) -> usize {
     config.queue_pairs_per_endpoint * (config.send_queue_depth + 1 - slice_pieces(config))
 }
 
+/// Work requests outstanding on each queue pair of a connection.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Outstanding {
+    counts: [u32; MAX_QUEUE_PAIRS],
+    queue_pairs: usize,
+}
+
+impl Outstanding {
+    pub(super) fn new(queue_pairs: usize) -> Self {
+        debug_assert!((1..=MAX_QUEUE_PAIRS).contains(&queue_pairs));
+        Self { counts: [0; MAX_QUEUE_PAIRS], queue_pairs }
+    }
+
+    /// The queue pair that has fewest.
+    pub(super) fn fewest(&self) -> usize {
+        (0..self.queue_pairs).min_by_key(|&index| self.counts[index]).unwrap_or_default()
+    }
+
+    pub(super) const fn add(&mut self, queue_pair: usize, requests: u32) {
+        self.counts[queue_pair] += requests;
+    }
+
+    /// So many have completed. Those of a slice may all be told to have failed.
+    pub(super) const fn remove(&mut self, queue_pair: usize, requests: u32) {
+        self.counts[queue_pair] = self.counts[queue_pair].saturating_sub(requests);
+    }
+}
+
 /// Queue pairs that are not connected yet.
 pub(super) struct Unconnected {
     queue_pairs: Vec<QueuePair>,
@@ -225,18 +253,32 @@ mod tests {
     #[test]
     fn a_slice_always_finds_a_queue_pair_with_room() {
         for (queue_pairs, depth) in
-            [(1, 1), (1, 128), (2, 16), (2, 256), (3, 7), (16, 17), (16, 4096)]
+            [(1, 1), (1, 128), (2, 16), (2, 256), (3, 7), (3, 24), (16, 17), (16, 64)]
         {
             let config = RdmaConfig {
                 queue_pairs_per_endpoint: queue_pairs,
                 send_queue_depth: depth,
                 ..RdmaConfig::new(&[])
             };
-            // As equal as they may be: others have one with fewer.
-            let fewest = (max_requests(&config) - 1) / queue_pairs;
-            let room = depth - fewest;
-            assert_eq!(room, slice_pieces(&config), "{queue_pairs} x {depth}");
-            assert!((1..=16).contains(&room) && (depth < 16 || room > 1));
+            let (most, limit) = (slice_pieces(&config), max_requests(&config));
+            assert!((1..=16).contains(&most) && limit > 0);
+            let (mut outstanding, mut posted, mut random) =
+                (Outstanding::new(queue_pairs), vec![], 7);
+            for _ in 0..10_000 {
+                // Knuth's generator.
+                random = u64::wrapping_mul(random, 0x5851_f42d_4c95_7f2d).wrapping_add(1);
+                let draw = (random >> 33) as usize;
+                let total: u32 = outstanding.counts.iter().sum();
+                if (total as usize) < limit && draw % 8 > 2 {
+                    let (queue_pair, pieces) = (outstanding.fewest(), 1 + draw / 8 % most);
+                    outstanding.add(queue_pair, pieces as u32);
+                    posted.push((queue_pair, pieces as u32));
+                    assert!(outstanding.counts[queue_pair] as usize <= depth, "{config:?}");
+                } else if !posted.is_empty() {
+                    let (queue_pair, pieces) = posted.swap_remove(draw / 8 % posted.len());
+                    outstanding.remove(queue_pair, pieces);
+                }
+            }
         }
     }
 

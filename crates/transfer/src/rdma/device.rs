@@ -116,9 +116,9 @@ mod tests {
 
     #[test]
     fn links_are_as_many_as_their_completions_fit() {
-        assert_eq!(completions_for(1024, 128, 1024, 1 << 20), (132_096, 1024));
+        assert_eq!(completions_for(1024, 256, 2048, 1 << 20), (264_192, 1024));
         // The kernel's soft-RoCE.
-        assert_eq!(completions_for(1024, 128, 1024, 32_767), (32_640, 247));
+        assert_eq!(completions_for(1024, 256, 2048, 32_767), (32_512, 119));
         assert_eq!(completions_for(1024, 4096, 10, 1000), (4106, 1));
     }
 }

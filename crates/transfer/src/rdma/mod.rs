@@ -53,7 +53,7 @@ use crate::workers::{Workers, join};
 use crate::{FailureReason, InstallError, Policy, RdmaConfig, SegmentId, TransferError};
 
 /// The most completions that a queue of a device holds.
-pub(crate) const MAX_COMPLETIONS: usize = 1 << 20;
+pub(crate) const MAX_COMPLETIONS: usize = 1 << 21;
 
 /// The least of the longest region: a page.
 const LEAST_REGION: usize = 4096;

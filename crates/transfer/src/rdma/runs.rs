@@ -39,7 +39,7 @@ pub(super) struct Runs {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct RunId(u32);
 
-/// The keys of a slice's memory at both ends.
+/// The keys of a piece's memory at both ends.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Keys {
     pub(super) local: u32,
@@ -121,12 +121,11 @@ impl Runs {
         one >> 32 == other >> 32
     }
 
-    /// The keys of a slice, which begins at these addresses, for the devices of a rail. `None` when the
-    /// descriptor has none for them.
-    pub(super) fn keys(&self, user: u64, slice: &Piece, way: &Way) -> Option<Keys> {
+    /// The keys of a piece of a slice for the devices of a rail. `None` when the descriptor has none for them.
+    pub(super) fn keys(&self, user: u64, piece: &Piece, way: &Way) -> Option<Keys> {
         let entry = self.entry(user)?;
-        let local = entry.local.keys(entry.transport, slice.local);
-        let remote = &entry.view.part(entry.buffer, slice.remote)?.rkey;
+        let local = entry.local.keys(entry.transport, piece.local);
+        let remote = &entry.view.part(entry.buffer, piece.remote)?.rkey;
         Some(Keys { local: *local.get(way.local)?, remote: *remote.get(way.remote)? })
     }
 

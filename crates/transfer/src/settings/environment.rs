@@ -35,7 +35,7 @@ pub(super) const IGNORED: &[(&str, &str)] = &[
     ("MC_MAX_CONCURRENT_REG_MR", "memory is registered with all devices at once, or with one"),
     ("MC_MAX_CQE_PER_CTX", QUEUE_SIZES),
     ("MC_MAX_INLINE", "slices are never sent inline"),
-    ("MC_MAX_SGE", "a slice is one piece"),
+    ("MC_MAX_SGE", "a work request has one piece"),
     ("MC_MIN_REG_SIZE", "it is of a transport that there is not (barex)"),
     ("MC_MLX5_QP_LAG_PORT_BALANCE", "adapters of one vendor have no settings of their own"),
     ("MC_MLX5_QP_UDP_SPORTS", "adapters of one vendor have no settings of their own"),

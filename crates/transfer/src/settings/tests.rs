@@ -107,7 +107,7 @@ fn each_variable_of_the_original_has_its_effect() {
             ("MC_TCP_PROGRESS_TIMEOUT_SEC", "7"),
             ("MC_TCP_STATUS_TIMEOUT_SEC", "8"),
             ("MC_NUM_QP_PER_EP", "2"),
-            ("MC_MAX_WR", "256"),
+            ("MC_MAX_WR", "512"),
             ("MC_RETRY_CNT", "9"),
             ("MC_MAX_EP_PER_CTX", "64"),
             ("MC_PATH_ROUNDROBIN", "0"),
@@ -135,7 +135,7 @@ fn each_variable_of_the_original_has_its_effect() {
     assert_eq!(tcp.busy_poll, Some(Duration::ZERO));
     assert_eq!(load(&[], &[]).unwrap().tcp().busy_poll, None);
     let rdma = settings.rdma(&[]);
-    assert_eq!((rdma.queue_pairs_per_endpoint, rdma.send_queue_depth), (2, 256));
+    assert_eq!((rdma.queue_pairs_per_endpoint, rdma.send_queue_depth), (2, 512));
     assert_eq!((rdma.retry_count, rdma.max_endpoints), (9, 64));
     assert_eq!((rdma.path_round_robin, rdma.max_path_mtu), (false, Mtu::B1024));
     assert_eq!((rdma.partition_key_index, rdma.provider), (3, Some(Provider::Ibverbs)));
@@ -306,12 +306,13 @@ fn a_bad_value_is_told_with_its_place_and_the_range() {
             &[("MC_MAX_WR", "4096")],
             &[],
             "rdma.queue_pairs_per_endpoint = 1 (default), rdma.send_queue_depth = 4096 (MC_MAX_WR), \
-             rdma.max_endpoints = 1024 (default): multiplied, they are more than 1048576",
+             rdma.max_endpoints = 1024 (default): multiplied, they are more than 2097152",
         ),
     ] {
         let error = load(variables, arguments).unwrap_err();
         assert!(error.starts_with(expected), "{error}");
     }
+    assert!(load(&[("MC_NUM_QP_PER_EP", "8")], &[]).is_ok(), "with all else as it is");
     // Not the whole of it.
     assert!(load(&[("MC_MTU", &"9".repeat(100_000))], &[]).unwrap_err().len() < 300);
 }

@@ -315,9 +315,11 @@ impl Director {
                 }
                 let (result, name) = match completion.status {
                     CompletionStatus::Success => (SliceResult::Done, "slices: done"),
-                    CompletionStatus::Flushed => (SliceResult::Flushed, "slices: flushed"),
-                    CompletionStatus::RemoteAccess => (SliceResult::Refused, "slices: refused"),
-                    _ => (SliceResult::Broken, "slices: broken"),
+                    CompletionStatus::Flushed => (SliceResult::Flushed, "work requests: flushed"),
+                    CompletionStatus::RemoteAccess => {
+                        (SliceResult::Refused, "work requests: refused")
+                    }
+                    _ => (SliceResult::Broken, "work requests: broken"),
                 };
                 self.tally.one(name);
                 let slice = SliceId::from_bits(completion.id);

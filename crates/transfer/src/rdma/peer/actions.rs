@@ -68,7 +68,7 @@ impl Peer {
                     let connected = state.connections[usize::from(rail.0)].as_mut();
                     if let Some(connected) = connected.filter(|it| it.epoch == epoch) {
                         // It takes a place of its queue, as slices do.
-                        connected.outstanding[0] += 1;
+                        connected.outstanding.add(0, 1);
                         let way = (self.way(rail).local, rail, epoch);
                         work.add_test(way, &connected.connection);
                     }
@@ -118,9 +118,7 @@ impl Peer {
     fn add(&self, state: &mut State, post: &Post, work: &mut Work) -> Option<()> {
         let (way, runs) = (self.way(post.rail), &state.runs);
         let connected = state.connections[usize::from(post.rail.0)].as_mut()?;
-        let count = connected.connection.queue_pairs.len();
-        let queue_pair =
-            (0..count).min_by_key(|&index| connected.outstanding[index]).unwrap_or_default();
+        let queue_pair = connected.outstanding.fewest();
         let posting = Posting {
             device: way.local,
             epoch: connected.epoch,
@@ -130,7 +128,7 @@ impl Peer {
         };
         let with_keys = |piece| Some((piece, runs.keys(post.user, &piece, way)?));
         work.add(posting, state.flow.pieces(post.slice).map(with_keys))?;
-        connected.outstanding[queue_pair] += post.pieces;
+        connected.outstanding.add(queue_pair, post.pieces);
         Some(())
     }
 

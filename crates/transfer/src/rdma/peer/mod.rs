@@ -24,7 +24,7 @@ use millstream_transfer_core::{
 use millstream_verbs::{Completion, CompletionStatus};
 
 use super::LEAST_REGION;
-use super::connection::{Connection, MAX_QUEUE_PAIRS};
+use super::connection::{Connection, Outstanding};
 use super::control_addresses::ControlAddresses;
 use super::device::LocalDevice;
 use super::links::Link;
@@ -110,8 +110,7 @@ struct State {
 struct Connected {
     epoch: u64,
     connection: Arc<Connection>,
-    /// Work requests outstanding on each queue pair.
-    outstanding: [u32; MAX_QUEUE_PAIRS],
+    outstanding: Outstanding,
 }
 
 impl Peer {
@@ -385,8 +384,7 @@ impl State {
         if let Some(connected) = &mut self.connections[usize::from(link.rail.0)]
             && connected.epoch == link.epoch
         {
-            let outstanding = &mut connected.outstanding[link.queue_pair];
-            *outstanding = outstanding.saturating_sub(requests);
+            connected.outstanding.remove(link.queue_pair, requests);
         }
     }
 

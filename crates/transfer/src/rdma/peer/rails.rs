@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use millstream_transfer_core::{Rail, RailId, RailState};
 
-use super::super::connection::{Connection, MAX_QUEUE_PAIRS};
+use super::super::connection::{Connection, Outstanding};
 use super::super::links::{Link, Place};
 use super::{Connected, Peer};
 use crate::FailureReason;
@@ -36,7 +36,7 @@ impl Peer {
         let connection = Arc::new(connection);
         let link = Link { peer: self.own.clone(), rail, epoch, queue_pair: 0 };
         self.device(rail).links.add(&connection, &link, place);
-        let outstanding = [0; MAX_QUEUE_PAIRS];
+        let outstanding = Outstanding::new(queue_pairs);
         state.connections[usize::from(rail.0)] = Some(Connected { epoch, connection, outstanding });
         state.flow.rail_up(now, rail, epoch);
         state.last = None;

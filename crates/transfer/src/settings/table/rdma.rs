@@ -64,7 +64,7 @@ pub(super) const ROWS: &[Setting] = &[
             write: |values, count| values.rdma.send_queue_depth = count as usize,
         },
         scope: Scope::Rdma,
-        meaning: "Work requests that are under way on a queue pair at a time: one for each piece of a slice, which has up to 16 of them, and up to an eighth of this. More wait.",
+        meaning: "Work requests that are under way on a queue pair at a time: one for each piece of a slice, which has up to 16 of them, and up to an eighth of this. A slice waits where there is no room for one of so many pieces.",
     },
     Setting {
         key: "rdma.retry_count",
@@ -119,7 +119,7 @@ pub(super) const ROWS: &[Setting] = &[
         },
         scope: Scope::Rdma,
         meaning: "Peers' NICs that each device connects to. This times rdma.send_queue_depth times \
-                  rdma.queue_pairs_per_endpoint is 1048576 at most.",
+                  rdma.queue_pairs_per_endpoint is 2097152 at most.",
     },
     Setting {
         key: "rdma.max_accepted_queue_pairs",
