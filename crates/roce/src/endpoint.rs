@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use millstream_wire::{Mtu, Operation, Packet, ParseError, Psn, Qpn};
+use millstream_wire::{Bth, Mtu, Opcode, Operation, Packet, ParseError, Psn, Qpn, Reth};
 
 use crate::Instant;
 use crate::attributes::{Attribute, ModifyError, QueuePairAttributes, QueuePairState};
@@ -590,6 +590,20 @@ impl<M: Memory> Endpoint<M> {
 }
 
 impl<M: Memory> Node for Endpoint<M> {
+    fn expect(&self, datagram: &[u8]) {
+        if let Some((bth, rest)) = datagram.split_first_chunk::<{ Bth::LENGTH }>()
+            && let Ok(opcode) = Opcode::from_byte(bth[0])
+            && opcode.has_reth()
+            && opcode.operation() == Operation::Write
+            && let Ok(reth) = Reth::parse(rest)
+        {
+            // The payload, and what may follow it, as a pad and the ICRC.
+            let payload = (rest.len() - Reth::LENGTH) as u64;
+            let length = payload.min(reth.dma_length.into());
+            self.shared.memory.expect(reth.remote_key, reth.virtual_address, length);
+        }
+    }
+
     fn handle_datagram(&mut self, now: Instant, meta: &DatagramMeta, datagram: &[u8]) {
         self.shared.counters.packets_received += 1;
         let packet = match Packet::parse(datagram) {

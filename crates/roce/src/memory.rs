@@ -107,6 +107,17 @@ impl Destination {
             Self::Local { domain, key, address } => (domain, key, address, Access::LOCAL_WRITE),
         }
     }
+
+    /// Whether what follows these bytes is written next, as far as is known: the rest of the message. Of one that
+    /// begins the datagram itself says where ([`Memory::expect`]).
+    pub const fn goes_on(&self, length: usize) -> bool {
+        match *self {
+            Self::Remote { access, offset } => {
+                offset as u64 + (length as u64) < access.length as u64
+            }
+            Self::Local { .. } => true,
+        }
+    }
 }
 
 /// The memory refused.
@@ -132,6 +143,10 @@ pub trait Memory {
     /// Takes the payload of one packet. It may collect what belongs together, and say so by
     /// [`Memory::is_flushed`].
     fn write(&mut self, destination: &Destination, payload: &[u8]) -> Result<(), AccessDenied>;
+
+    /// A datagram that is taken soon says that it writes so many bytes there: they may be loaded meanwhile. Nothing
+    /// has been checked, and nothing may change.
+    fn expect(&self, _key: u32, _address: u64, _length: u64) {}
 
     /// Does an atomic operation and returns the value from before. Asked once for each operation:
     /// a repeated request is answered from what was returned. The address is a multiple of 8, the

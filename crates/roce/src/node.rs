@@ -40,6 +40,10 @@ pub trait Node {
     /// what is not for this node changes only counters.
     fn handle_datagram(&mut self, now: Instant, meta: &DatagramMeta, datagram: &[u8]);
 
+    /// This datagram is handled after the next one: what it writes to may be loaded meanwhile. Nothing has
+    /// checked it, and nothing changes.
+    fn expect(&self, _datagram: &[u8]) {}
+
     /// Acts on deadlines that have passed. Early calls are harmless, as long as all that
     /// [`Node::poll_transmit`] has returned is sent by then, or will never be: the bytes of a
     /// datagram that is not acknowledged are its owner's again after this.

@@ -91,7 +91,11 @@ impl<N: Node, L: Link + Send + Sync> Seat<N> for Buffers<L> {
         // Only now: whoever held the lock before may have given the node a later time.
         let now = crate::now();
         if received {
-            for (meta, datagram) in incoming.datagrams() {
+            let mut datagrams = incoming.datagrams().peekable();
+            while let Some((meta, datagram)) = datagrams.next() {
+                if let Some((_, next)) = datagrams.peek() {
+                    node.expect(next);
+                }
                 node.handle_datagram(now, &meta, datagram);
             }
         }

@@ -144,10 +144,21 @@ impl Memory for HostMemory {
             let target = std::ptr::with_exposed_provenance_mut::<u8>(address as usize);
             guarded::copy(payload.as_ptr(), target, payload.len(), Caching::Through)
                 .map_err(|_| AccessDenied::Protection)?;
-            // The next packet's payload goes there, more often than not.
-            prefetch(target.wrapping_add(payload.len()), payload.len());
+            if destination.goes_on(payload.len()) {
+                prefetch(target.wrapping_add(payload.len()), payload.len());
+            }
         }
         Ok(())
+    }
+
+    fn expect(&self, key: u32, address: u64, length: u64) {
+        // A remote has nothing loaded but what is registered.
+        if let Some(region) = self.regions.get(key)
+            && region.backing.gpu.is_none()
+            && region.offset(address, length).is_some()
+        {
+            prefetch(std::ptr::without_provenance(address as usize), length as usize);
+        }
     }
 
     fn atomic(
