@@ -77,7 +77,10 @@ const NOT_RUN: &[NotRun] = &[
     },
     NotRun {
         why: "pages stay pinned while they are registered: taking them away hinders no device",
-        tests: &["unmapped::work_requests_of_soft_devices_fail_alone"],
+        tests: &[
+            "unmapped::requests_of_pieces_fail_with_any_of_them",
+            "unmapped::work_requests_of_soft_devices_fail_alone",
+        ],
     },
     NotRun {
         why: "each region of soft-RoCE takes 8 KiB of the kernel's memory: 65,536 are all that the guest has",
