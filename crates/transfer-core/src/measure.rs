@@ -663,4 +663,19 @@ mod tests {
         alone(&mut measure, 20_050, 20_070, 1000);
         assert_eq!((millis(&measure), measure.round_trip_is_old(at(20_070))), (20, false));
     }
+
+    /// What was longest counts from one epoch after its own began, and until two have passed.
+    #[test]
+    fn how_regularly_slices_complete_is_known_of_the_epoch_before_and_no_earlier_one() {
+        let known = |next: u64, asked: u64| {
+            let mut silences = Silences::default();
+            (0..u64::from(ENOUGH)).for_each(|_| silences.add(at(0), 7));
+            silences.add(at(next), 5);
+            silences.longest(at(next + asked))
+        };
+        let (epoch, ends) = (2000, 4000);
+        assert_eq!(known(epoch - 1, 0), None);
+        assert_eq!([epoch, ends - 1, ends].map(|next| known(next, 0)), [Some(7), Some(7), None]);
+        assert_eq!([0, ends - 1, ends].map(|asked| known(epoch, asked)), [Some(7), Some(7), None]);
+    }
 }
