@@ -28,10 +28,12 @@ const NAMES: &[&str] = &[
     "ended: not fenced, undefined",
     "ended: peer gone",
     "ended: peer restarted",
+    "ended: refused",
     "ended: timeout",
     "ended: timeout, undefined",
     "fences asked for",
     "fences confirmed",
+    "memory taken back",
     "NIC flaps",
     "NICs that wait for memory",
     "packets: of no queue pair",
@@ -44,6 +46,7 @@ const NAMES: &[&str] = &[
     "work requests: broken",
     "slices: done",
     "work requests: flushed",
+    "work requests: refused",
     "tests of rails: answered",
     "tests of rails: failed",
     "transfers for which there is no rail",
@@ -71,7 +74,6 @@ fn runs(seeds: core::ops::Range<u64>, tent: bool) -> Tally {
     for name in NAMES {
         assert!(tally.count(name) > 0, "{name} never happened:\n{tally}");
     }
-    assert_eq!(tally.count("work requests: refused"), 0);
     tally
 }
 
@@ -83,7 +85,7 @@ fn whatever_happens() {
 
 #[test]
 fn whatever_happens_with_tent() {
-    let tally = runs(0..400, true);
+    let tally = runs(0..600, true);
     for name in TENT_NAMES {
         assert!(tally.count(name) > 0, "{name} never happened:\n{tally}");
     }

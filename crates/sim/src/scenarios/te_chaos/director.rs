@@ -52,6 +52,10 @@ pub(super) enum Event {
     Cancel {
         user: u64,
     },
+    /// The target of a WRITE takes back the memory that it goes to.
+    Unregister {
+        user: u64,
+    },
     Limit {
         user: u64,
     },
@@ -106,6 +110,8 @@ pub(super) enum Phase {
 pub(super) struct Director {
     pub(super) world: World,
     pub(super) rng: Rng,
+    /// Draws whose memory is taken back, in runs where some is.
+    pub(super) unregister: Option<Rng>,
     pub(super) processes: Vec<Process>,
     /// By time, and by order where that is the same.
     events: BTreeMap<(Instant, u64), Event>,
@@ -132,13 +138,14 @@ pub(super) const fn core_time(now: Instant) -> millstream_transfer_core::Instant
 impl Director {
     pub(super) fn new(
         world: World,
-        rng: Rng,
+        (rng, unregister): (Rng, Option<Rng>),
         processes: Vec<Process>,
         (ledger, busy, outages): (Shared, Busy, Rc<RefCell<Outages>>),
     ) -> Self {
         Self {
             world,
             rng,
+            unregister,
             processes,
             events: BTreeMap::new(),
             sequence: 0,
@@ -222,6 +229,12 @@ impl Director {
             }
             Event::Burst => self.burst(network),
             Event::Cancel { user } => self.cancel(network, user),
+            Event::Unregister { user } => {
+                if self.ledger.borrow_mut().unregister(user) {
+                    network.note(|| format!("the memory of {user} is unregistered"));
+                    self.tally.one("memory taken back");
+                }
+            }
             Event::Limit { user } => {
                 let late = self.transfers.get(&user).filter(|t| t.limit <= network.now());
                 if let Some(transfer) = late {

@@ -11,7 +11,7 @@ use std::rc::Rc;
 use millstream_roce::{
     AccessDenied, AccessKind, Destination, Instant, Memory, Piece, ProtectionDomainId, RemoteAccess,
 };
-use millstream_transfer_core::{End, Ended, Opcode};
+use millstream_transfer_core::{End, Ended, Failure, Opcode};
 
 use crate::Rng;
 
@@ -56,6 +56,8 @@ struct Entry {
     covered: Vec<u64>,
     covered_bytes: u64,
     state: State,
+    /// The target's process has ended the registration of the memory: nobody may write any more.
+    unregistered: bool,
     ended_at: Instant,
 }
 
@@ -116,12 +118,24 @@ impl Ledger {
                 covered: vec![0; span.div_ceil(64) as usize],
                 covered_bytes: 0,
                 state: State::Open,
+                unregistered: false,
                 ended_at: Instant::ZERO,
             },
         );
         self.by_user.insert(user, address);
         // A WRITE's source has addresses of its own, so that who reads it is known.
         (address, if opcode == Opcode::Write { address } else { pattern as u64 })
+    }
+
+    /// The target's process ends the registration of what a WRITE that is under way writes; returns whether it is.
+    pub(super) fn unregister(&mut self, user: u64) -> bool {
+        let entry = self.by_user.get(&user).and_then(|address| self.entries.get_mut(address));
+        let entry = entry.filter(|entry| entry.opcode == Opcode::Write);
+        entry.map(|entry| entry.unregistered = true).is_some()
+    }
+
+    fn is_registered(&self, address: u64) -> bool {
+        self.find(address).is_none_or(|(_, entry)| !entry.unregistered)
     }
 
     /// The engine says how a transfer ended.
@@ -137,8 +151,11 @@ impl Ledger {
             _ if ended.target_undefined => State::Undefined,
             _ => State::Ended,
         };
-        let opcode = entry.opcode;
+        let (opcode, unregistered) = (entry.opcode, entry.unregistered);
         self.ended.push_back(address);
+        if ended.end == End::Failed(Failure::Refused) && !unregistered {
+            self.fault(format!("{ended:?}, but its memory is registered"));
+        }
         if ended.end == End::Completed && covered < length {
             self.fault(format!("{ended:?}, but {covered} of {length} bytes are there"));
         }
@@ -273,8 +290,9 @@ impl Memory for ProcessMemory {
     fn authorize(&mut self, access: &RemoteAccess) -> Result<(), AccessDenied> {
         let life = self.process.1;
         let end = access.address.saturating_add(access.length.into());
+        let is_registered = || self.ledger.borrow().is_registered(access.address);
         let fine = match access.kind {
-            AccessKind::Write => access.key == sink_key(life),
+            AccessKind::Write => access.key == sink_key(life) && is_registered(),
             AccessKind::Read => access.key == source_key(life) && end <= PATTERN as u64,
             AccessKind::Atomic => false,
         };
@@ -283,10 +301,12 @@ impl Memory for ProcessMemory {
 
     fn write(&mut self, destination: &Destination, payload: &[u8]) -> Result<(), AccessDenied> {
         let (_, key, address, _) = destination.place();
-        if key != sink_key(self.process.1) {
+        let mut ledger = self.ledger.borrow_mut();
+        // It may be taken back in the middle of a message.
+        if key != sink_key(self.process.1) || !ledger.is_registered(address) {
             return Err(AccessDenied::Protection);
         }
-        self.ledger.borrow_mut().write(self.process, address, payload);
+        ledger.write(self.process, address, payload);
         Ok(())
     }
 

@@ -121,7 +121,10 @@ fn build(seed: u64, world: World, mut rng: Rng, network: &mut Network<'_>) -> Di
     let weather =
         Weather { outages: Rc::clone(&outages), late: world.late, rng: Rng::fork(seed, 0x1a7e) };
     network.add_rule(weather);
-    Director::new(world, rng, processes, (ledger, busy, outages))
+    // What is drawn for it is apart, so that all other runs are what they were before it was there.
+    let mut unregister = Rng::fork(seed, 0x04e6);
+    let unregister = (unregister.below(4) == 0).then_some(unregister);
+    Director::new(world, (rng, unregister), processes, (ledger, busy, outages))
 }
 
 /// Nothing happens any more: nothing may be left over.

@@ -18,6 +18,9 @@ const LONGEST: Duration = Duration::from_secs(120);
 /// A task that is to end does so in the time of a fence, and what a tick and quiescing take.
 const END: Duration = Duration::from_millis(2010);
 
+/// Memory is taken back in this time after its transfer was submitted.
+const UNREGISTER: Duration = Duration::from_millis(200);
+
 /// What an event may be late by.
 const TICK: Duration = Duration::from_millis(10);
 
@@ -215,6 +218,12 @@ impl Director {
         self.plan(network, delay, Event::Limit { user });
         if let Some(delay) = wish.cancel.filter(|_| !last) {
             self.plan(network, delay, Event::Cancel { user });
+        }
+        if let Some(rng) = self.unregister.as_mut().filter(|_| !last)
+            && rng.below(8) == 0
+        {
+            let delay = duration(rng, UNREGISTER);
+            self.plan(network, delay, Event::Unregister { user });
         }
         self.pump(network, own, peer);
     }

@@ -145,6 +145,8 @@ impl Director {
             flood: true,
         };
         self.tally.one("floods of a level");
+        // What ends does not wait: nothing of this is taken back.
+        let unregister = self.unregister.take();
         for _ in 0..FLOOD {
             self.made += 1;
             self.start(network, own, peer, &wish);
@@ -157,6 +159,7 @@ impl Director {
             found.waiting = Some(Waiting { user, level: lower, passed: 0 });
         }
         self.start(network, own, peer, &wish);
+        self.unregister = unregister;
     }
 
     /// Counts a slice; says whether a lower level has waited beside a flood for longer than its share.
