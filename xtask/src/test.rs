@@ -198,10 +198,11 @@ fn verbs_over_packet_sockets() -> Result<()> {
 
 /// The tests of transfers for which the policy counts, once more with the other one: all but those of files and of
 /// `tcp` alone, of metadata servers, and those that choose policies themselves.
-const WITH_TENT: [&str; 26] = [
+const WITH_TENT: [&str; 27] = [
     "allocation",
     "config",
     "cut_links",
+    "descriptors",
     "ending",
     "errors",
     "failures",

@@ -27,6 +27,9 @@ pub const NVMEOF: &str = "nvmeof";
 /// The longest path of a file, as Linux has it.
 const MAX_PATH: usize = 4095;
 
+/// So many characters of a name are told in errors.
+const MAX_TOLD: usize = 80;
+
 /// The most servers for which a descriptor says where they have mapped a file.
 const MAX_MAPPED: usize = 4096;
 
@@ -38,7 +41,8 @@ pub type PriorityMatrix = BTreeMap<String, (Vec<String>, Vec<String>)>;
 /// to a metadata request.
 ///
 /// Readers ignore keys that they do not know and take missing ones as empty; what is there must
-/// hold together ([`SegmentDesc::from_json`]).
+/// hold together ([`SegmentDesc::from_json`]). A buffer that does not is marked ([`BufferDesc::fault`]), and the others
+/// are used.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct SegmentDesc {
     /// The segment's name. Peer to peer it is where its process answers: `host:port`.
@@ -53,6 +57,9 @@ pub struct SegmentDesc {
     /// Its memory.
     #[serde(default, deserialize_with = "null_is_default")]
     pub buffers: Vec<BufferDesc>,
+    /// How many more buffers the text has that was read. They are left out: there may be [`MAX_BUFFERS`].
+    #[serde(skip)]
+    pub buffers_left_out: usize,
     /// Which devices are near to which memory.
     #[serde(default, deserialize_with = "null_is_default")]
     pub priority_matrix: PriorityMatrix,
@@ -178,6 +185,9 @@ pub struct BufferDesc {
     /// Whether the file is offered for reading only, also to servers that have mapped it.
     #[serde(default, skip_serializing_if = "is_false")]
     pub file_read_only: bool,
+    /// What is wrong with it, if anything: then it is not used. Found when a descriptor is read, and no part of its text.
+    #[serde(skip)]
+    pub fault: Option<&'static str>,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
@@ -224,6 +234,27 @@ impl BufferDesc {
             .is_some_and(|offset| offset.checked_add(length).is_some_and(|end| end <= self.length))
     }
 
+    /// What is wrong with it in a segment of this protocol, with so many devices.
+    fn find_fault(&self, protocol: &str, devices: usize) -> Option<&'static str> {
+        if self.name.is_empty() {
+            Some("has no name")
+        } else if let Some(what) = self.file_fault(protocol) {
+            Some(what)
+        } else if self.addr == 0 && protocol != NVMEOF {
+            Some("has address 0")
+        } else if self.length == 0 {
+            Some("is empty")
+        } else if self.addr.checked_add(self.length).is_none() {
+            Some("exceeds the address space")
+        } else if !self.rkey.is_empty() && self.rkey.len() != devices {
+            Some("has not one remote key for each device")
+        } else if !self.rkey.is_empty() && self.rkey.len() != self.lkey.len() {
+            Some("has not as many local as remote keys")
+        } else {
+            None
+        }
+    }
+
     /// What is wrong with it as a file, if anything.
     fn file_fault(&self, protocol: &str) -> Option<&'static str> {
         let is_path = |path: &String| (1..=MAX_PATH).contains(&path.len()) && !path.contains('\0');
@@ -246,7 +277,7 @@ pub enum DescriptorError {
     /// Not JSON, or not of this shape.
     #[error("the segment descriptor is not valid JSON of that form: {0}")]
     Json(#[from] serde_json::Error),
-    /// A device or buffer of it makes no sense.
+    /// It has no name, or something else than one of its buffers makes no sense.
     #[error("the segment descriptor of {segment:?} is corrupt: {what}")]
     Corrupt {
         /// The name in the descriptor.
@@ -257,20 +288,20 @@ pub enum DescriptorError {
 }
 
 impl SegmentDesc {
-    /// Parses and validates a descriptor.
+    /// Parses and validates a descriptor. Of buffers that make no sense, [`BufferDesc::fault`] says what is wrong; those
+    /// beyond [`MAX_BUFFERS`] are left out.
     pub fn from_json(text: &[u8]) -> Result<Self, DescriptorError> {
         let mut descriptor: Self = serde_json::from_slice(text)?;
         descriptor.place_files();
         if protocols::are_several(&descriptor.protocol) {
             protocols::merge(&mut descriptor.buffers);
         }
-        match descriptor.fault() {
-            None => Ok(descriptor),
-            Some(what) => Err(DescriptorError::Corrupt {
-                segment: descriptor.name.chars().take(80).collect(),
-                what,
-            }),
+        if let Some(what) = descriptor.fault() {
+            let segment = descriptor.name.chars().take(MAX_TOLD).collect();
+            return Err(DescriptorError::Corrupt { segment, what });
         }
+        descriptor.mark_buffers();
+        Ok(descriptor)
     }
 
     /// The JSON text.
@@ -286,7 +317,40 @@ impl SegmentDesc {
 
     /// The buffer that holds `length` bytes from `address` on.
     pub fn buffer_with(&self, address: u64, length: u64) -> Option<&BufferDesc> {
-        self.buffers.iter().find(|buffer| buffer.contains(address, length))
+        let holds = |it: &&BufferDesc| it.fault.is_none() && it.contains(address, length);
+        self.buffers.iter().find(holds)
+    }
+
+    /// Which buffer cannot be used and why, if so with the one of this index.
+    pub fn unusable(&self, index: usize) -> Option<String> {
+        let buffer = self.buffers.get(index)?;
+        let what = buffer.fault?;
+        let name: String = buffer.name.chars().take(MAX_TOLD).collect();
+        let (length, address) = (buffer.length, buffer.addr);
+        Some(format!(
+            "buffer {index} ({name:?}, {length} bytes at {address:#x}) cannot be used, since it {what}"
+        ))
+    }
+
+    /// The same of a buffer that would hold the byte at this address.
+    pub fn unusable_at(&self, address: u64) -> Option<String> {
+        let holds = |it: &BufferDesc| {
+            let offset = address.checked_sub(it.addr).filter(|_| it.fault.is_some());
+            offset.is_some_and(|offset| offset == 0 || offset < it.length)
+        };
+        self.unusable(self.buffers.iter().position(holds)?)
+    }
+
+    /// Says of each buffer what is wrong with it, and leaves out those that are too many.
+    fn mark_buffers(&mut self) {
+        self.buffers_left_out = self.buffers.len().saturating_sub(MAX_BUFFERS);
+        if self.buffers_left_out > 0 {
+            self.buffers.truncate(MAX_BUFFERS);
+            self.buffers.shrink_to_fit();
+        }
+        for buffer in &mut self.buffers {
+            buffer.fault = buffer.find_fault(&self.protocol, self.devices.len());
+        }
     }
 
     /// The files of a segment follow each other: Mooncake says no more than their lengths.
@@ -305,7 +369,7 @@ impl SegmentDesc {
         }
     }
 
-    /// What does not hold together, if anything.
+    /// What does not hold together, if anything, but for its buffers.
     fn fault(&self) -> Option<String> {
         if self.name.is_empty() {
             return Some("it has no name".to_owned());
@@ -313,12 +377,8 @@ impl SegmentDesc {
         if protocols::lacks_name(&self.protocol) {
             return Some("it names no protocol".to_owned());
         }
-        if self.devices.len() > MAX_DEVICES || self.buffers.len() > MAX_BUFFERS {
-            return Some(format!(
-                "{} devices and {} buffers, more than {MAX_DEVICES} and {MAX_BUFFERS}",
-                self.devices.len(),
-                self.buffers.len()
-            ));
+        if self.devices.len() > MAX_DEVICES {
+            return Some(format!("{} devices, more than {MAX_DEVICES}", self.devices.len()));
         }
         if self.control_addresses.len() > MAX_DEVICES {
             let count = self.control_addresses.len();
@@ -339,26 +399,7 @@ impl SegmentDesc {
         {
             return Some("the name of its socket for shared memory is none".to_owned());
         }
-        self.buffers.iter().enumerate().find_map(|(index, buffer)| {
-            let what = if buffer.name.is_empty() {
-                "has no name"
-            } else if let Some(what) = buffer.file_fault(&self.protocol) {
-                what
-            } else if buffer.addr == 0 && self.protocol != NVMEOF {
-                "has address 0"
-            } else if buffer.length == 0 {
-                "is empty"
-            } else if buffer.addr.checked_add(buffer.length).is_none() {
-                "exceeds the address space"
-            } else if !buffer.rkey.is_empty() && buffer.rkey.len() != self.devices.len() {
-                "has not one remote key for each device"
-            } else if !buffer.rkey.is_empty() && buffer.rkey.len() != buffer.lkey.len() {
-                "has not as many local as remote keys"
-            } else {
-                return None;
-            };
-            Some(format!("buffer {index} {what}"))
-        })
+        None
     }
 }
 
@@ -412,6 +453,7 @@ mod tests {
                 lkey: vec![257],
                 ..BufferDesc::default()
             }],
+            buffers_left_out: 0,
             priority_matrix: [(
                 "cpu:0".to_owned(),
                 (vec!["soft-127.0.0.1".to_owned()], Vec::new()),
@@ -528,24 +570,21 @@ mod tests {
     #[test]
     fn files_that_are_none() {
         for (from, to, what) in [
-            (r#""file_path":"/data/g""#, r#""file_path":"""#, "buffer 1 has no name"),
-            (r#""file_path":"/data/f""#, r#""name":"x""#, "buffer 0 has no path of a file"),
-            (
-                "/mnt/f",
-                r"a\u0000b",
-                "buffer 0 is mapped to what is no path, or at too many servers",
-            ),
-            ("4096", "0", "buffer 0 is empty"),
-            ("4096", "18446744073709551615", "buffer 1 exceeds the address space"),
-            (r#""nvmeof","#, r#""tcp","#, "buffer 0 is a file, which the protocol has not"),
+            (r#""file_path":"/data/g""#, r#""file_path":"""#, "1: has no name"),
+            (r#""file_path":"/data/f""#, r#""name":"x""#, "0: has no path of a file"),
+            ("/mnt/f", r"a\u0000b", "0: is mapped to what is no path, or at too many servers"),
+            ("4096", "0", "0: is empty"),
+            ("4096", "18446744073709551615", "1: exceeds the address space"),
+            (r#""nvmeof","#, r#""tcp","#, "0: is a file, which the protocol has not"),
         ] {
             let text = FILES.replace(from, to);
             let text = text.replace(
                 r#""protocol":"tcp","buffers":[{"#,
                 r#""protocol":"tcp","buffers":[{"name":"n","#,
             );
-            let error = SegmentDesc::from_json(text.as_bytes()).unwrap_err().to_string();
-            assert!(error.ends_with(what), "{error}");
+            let descriptor = SegmentDesc::from_json(text.as_bytes()).unwrap();
+            let (buffer, what) = what.split_once(": ").unwrap();
+            assert_eq!(descriptor.buffers[buffer.parse::<usize>().unwrap()].fault, Some(what));
         }
     }
 
@@ -575,7 +614,7 @@ mod tests {
             change(&mut descriptor);
             SegmentDesc::from_json(&descriptor.to_json()).unwrap_err().to_string()
         };
-        let cases: [(Change, &str); 10] = [
+        let cases: [(Change, &str); 5] = [
             (|d| d.name.clear(), "it has no name"),
             (|d| d.protocol.clear(), "it names no protocol"),
             (|d| d.devices[0].name.clear(), "device 0 has no name"),
@@ -583,17 +622,62 @@ mod tests {
                 |d| d.devices[0].name = "n".repeat(256),
                 "the name of device 0 has 256 bytes, more than 255",
             ),
-            (|d| d.buffers[0].name.clear(), "buffer 0 has no name"),
-            (|d| d.buffers[0].addr = 0, "buffer 0 has address 0"),
-            (|d| d.buffers[0].length = 0, "buffer 0 is empty"),
-            (|d| d.buffers[0].length = u64::MAX, "buffer 0 exceeds the address space"),
-            (|d| d.buffers[0].rkey.push(1), "buffer 0 has not one remote key for each device"),
-            (|d| d.buffers[0].lkey.push(1), "buffer 0 has not as many local as remote keys"),
+            (
+                |d| d.devices = vec![d.devices[0].clone(); MAX_DEVICES + 1],
+                "257 devices, more than 256",
+            ),
         ];
         for (change, what) in cases {
             let error = refused(change);
             assert!(error.ends_with(what), "{error}");
         }
+    }
+
+    #[test]
+    fn one_bad_buffer_leaves_the_others_usable() {
+        type Change = fn(&mut BufferDesc);
+        let cases: [(Change, &str); 7] = [
+            (|it| it.name.clear(), "has no name"),
+            (|it| it.addr = 0, "has address 0"),
+            (|it| it.length = 0, "is empty"),
+            (|it| it.length = u64::MAX, "exceeds the address space"),
+            (|it| it.rkey.push(1), "has not one remote key for each device"),
+            (|it| it.lkey.push(1), "has not as many local as remote keys"),
+            (|it| it.file_path = Some("f".to_owned()), "is a file, which the protocol has not"),
+        ];
+        for (change, what) in cases {
+            let mut written = example();
+            let good = written.buffers[0].clone();
+            let mut bad = BufferDesc { addr: 0x1000, length: 0x100, ..good.clone() };
+            change(&mut bad);
+            written.buffers = vec![good.clone(), bad.clone(), BufferDesc { addr: 1 << 20, ..good }];
+            let read = SegmentDesc::from_json(&written.to_json()).unwrap();
+            assert_eq!(read.buffers[1].fault, Some(what));
+            assert_eq!(BufferDesc { fault: None, ..read.buffers[1].clone() }, bad);
+            assert_eq!([&read.buffers[0], &read.buffers[2]], [0, 2].map(|it| &written.buffers[it]));
+            // It is in its place, as nobody may take the next one for it, and is not used.
+            assert_eq!(read.buffer_with(bad.addr, 1), None);
+            let told = read.unusable(1).unwrap();
+            assert!(told.starts_with("buffer 1 (") && told.ends_with(what), "{told}");
+            assert_eq!(read.unusable_at(bad.addr), Some(told));
+            assert_eq!((read.unusable(0), read.unusable(3)), (None, None));
+            // The text says it to the next reader as it was said.
+            assert_eq!(read.to_json(), written.to_json());
+        }
+    }
+
+    #[test]
+    fn buffers_beyond_the_limit_are_left_out_and_counted() {
+        let mut descriptor = example();
+        let one = BufferDesc { name: "c".to_owned(), addr: 1, length: 1, ..BufferDesc::default() };
+        descriptor.buffers = vec![one; MAX_BUFFERS];
+        let read =
+            |descriptor: &SegmentDesc| SegmentDesc::from_json(&descriptor.to_json()).unwrap();
+        assert_eq!(read(&descriptor), descriptor);
+        descriptor.buffers.extend_from_within(..3);
+        let read = read(&descriptor);
+        assert_eq!((read.buffers.len(), read.buffers_left_out), (MAX_BUFFERS, 3));
+        assert!(read.buffers.iter().all(|it| it.fault.is_none()));
     }
 
     #[test]

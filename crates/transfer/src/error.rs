@@ -435,13 +435,18 @@ pub enum BufferError {
         /// How many there are.
         count: usize,
     },
+    /// The segment's descriptor says of the buffer what cannot be: which buffer, and what.
+    #[error("{0}: its process must register that memory anew")]
+    Unusable(String),
 }
 
 impl BufferError {
     /// The number of the C API.
     pub const fn code(&self) -> i32 {
         match self {
-            Self::OutOfRange { .. } | Self::NoBuffer { .. } => code::INVALID_ARGUMENT,
+            Self::OutOfRange { .. } | Self::NoBuffer { .. } | Self::Unusable(_) => {
+                code::INVALID_ARGUMENT
+            }
             Self::Fault(_) | Self::Gpu(_) => code::MEMORY,
         }
     }

@@ -146,7 +146,14 @@ impl Inner {
     /// Asks for a segment's descriptor where it is published.
     fn descriptor(&self, name: &str) -> Result<SegmentDesc, SegmentError> {
         let failed = |error| SegmentError::Store { name: name.to_owned(), error };
-        self.store.segment(name).map_err(failed)
+        let descriptor = self.store.segment(name).map_err(failed)?;
+        let left_out = descriptor.buffers_left_out;
+        let bad = descriptor.buffers.iter().position(|buffer| buffer.fault.is_some());
+        if bad.is_some() || left_out > 0 {
+            let first = bad.and_then(|index| descriptor.unusable(index));
+            tracing::warn!(segment = name, first, left_out, "its descriptor has bad buffers");
+        }
+        Ok(descriptor)
     }
 }
 

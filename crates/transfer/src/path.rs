@@ -330,12 +330,16 @@ impl Inner {
             };
             in_order(all).map(report).collect()
         });
-        if descriptor.buffers.is_empty() {
-            let nothing = "the segment has no memory";
-            reports.iter_mut().for_each(|report| report.reason = Some(nothing.to_owned()));
+        let is_usable = |&buffer: &usize| descriptor.buffers[buffer].fault.is_none();
+        if !(0..descriptor.buffers.len()).any(|buffer| is_usable(&buffer)) {
+            let nothing = match descriptor.unusable(0) {
+                None => "the segment has no memory".to_owned(),
+                Some(what) => format!("the segment has no memory that can be used: {what}"),
+            };
+            reports.iter_mut().for_each(|report| report.reason = Some(nothing.clone()));
             return reports;
         }
-        for buffer in 0..descriptor.buffers.len() {
+        for buffer in (0..descriptor.buffers.len()).filter(is_usable) {
             let place = Place { segment, descriptor, buffer };
             // Nothing is tried again by that.
             let chosen = self.choose_unless(place, (Allowed::default(), &[]), |name| {

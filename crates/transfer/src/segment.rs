@@ -44,6 +44,8 @@ pub struct SegmentBuffer {
     pub length: u64,
     /// Where its memory is: `cpu:0`.
     pub location: String,
+    /// What is wrong with it in the segment's descriptor, if anything: requests to it are refused.
+    pub fault: Option<&'static str>,
 }
 
 /// What the engine knows of a segment.
@@ -77,14 +79,15 @@ pub(crate) struct OpenSegment {
 #[derive(Clone, Debug)]
 pub(crate) struct View {
     pub(crate) descriptor: Arc<SegmentDesc>,
-    /// Indexes of the buffers, by their addresses.
+    /// Indexes of the buffers that can be used, by their addresses.
     order: Arc<[u32]>,
 }
 
 impl View {
     fn new(descriptor: SegmentDesc) -> Self {
         let buffers = &descriptor.buffers;
-        let mut order: Vec<u32> = (0..).take(buffers.len()).collect();
+        let usable = (0..).zip(buffers).filter(|(_, buffer)| buffer.fault.is_none());
+        let mut order: Vec<u32> = usable.map(|(index, _)| index).collect();
         order.sort_by_key(|&index| buffers[index as usize].addr);
         Self { order: order.into(), descriptor: Arc::new(descriptor) }
     }
@@ -101,7 +104,8 @@ impl View {
             return Some(index);
         }
         // Buffers of one process do not overlap, but nobody says that a descriptor is true.
-        before.filter(holds).or_else(|| (0..buffers.len()).find(holds))
+        let usable = || (0..buffers.len()).filter(|&index| buffers[index].fault.is_none());
+        before.filter(holds).or_else(|| usable().find(holds))
     }
 
     /// The buffer whose keys the byte at an address has, of a request that begins in this one: of memory
@@ -190,12 +194,15 @@ impl Segment {
         self.open.durable.store(durable, Ordering::Relaxed);
     }
 
-    /// Its buffers, as they were when it was opened or refreshed.
+    /// Its buffers, as they were when it was opened or refreshed. One that makes no sense is among them, so that the others
+    /// have their places ([`SegmentBuffer::fault`]).
     pub fn buffers(&self) -> Vec<SegmentBuffer> {
         let buffer = |buffer: &BufferDesc| SegmentBuffer {
             address: buffer.addr,
-            length: buffer.length,
+            // A bad one may say that it goes on beyond the last address.
+            length: buffer.length.min(u64::MAX - buffer.addr),
             location: buffer.name.clone(),
+            fault: buffer.fault,
         };
         self.open.descriptor().buffers.iter().map(buffer).collect()
     }
@@ -208,6 +215,9 @@ impl Segment {
         let count = view.descriptor.buffers.len();
         let found = view.descriptor.buffers.get(buffer);
         let found = found.ok_or(BufferError::NoBuffer { index: buffer, count })?;
+        if let Some(what) = view.descriptor.unusable(buffer) {
+            return Err(BufferError::Unusable(what));
+        }
         let buffer_length = match offset.checked_add(length) {
             Some(end) if end <= found.length => return Ok(found.addr + offset),
             _ => view.length_from(buffer),
@@ -562,6 +572,26 @@ mod tests {
         ] {
             assert_eq!(view.find(address, length), found, "{address} {length}");
         }
+    }
+
+    #[test]
+    fn a_bad_buffer_is_not_found_and_hides_no_other() {
+        let buffer = |addr, length, fault| BufferDesc { addr, length, fault, ..Default::default() };
+        let buffers = vec![
+            buffer(100, 100, None),
+            buffer(150, u64::MAX, Some("exceeds the address space")),
+            buffer(200, 100, None),
+        ];
+        let table = SegmentTable::new(SegmentDesc { buffers, ..SegmentDesc::default() });
+        let segment = Segment { open: table.by_id(SegmentId::LOCAL).unwrap() };
+        let view = segment.open.view();
+        let found = [(160, 40), (200, 100), (150, 51), (300, 1)].map(|(at, n)| view.find(at, n));
+        assert_eq!(found, [Some(0), Some(2), None, None]);
+        let told = segment.address_of(1, 0, 1).unwrap_err();
+        assert!(told.to_string().contains("since it exceeds the address space"), "{told}");
+        assert_eq!((told.code(), segment.address_of(2, 0, 1)), (-1, Ok(200)));
+        let [_, bad, _] = &segment.buffers()[..] else { panic!("{segment:?}") };
+        assert_eq!((bad.length, bad.fault), (u64::MAX - 150, Some("exceeds the address space")));
     }
 
     /// As of memory whose pages are on several nodes.

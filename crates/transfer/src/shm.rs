@@ -140,7 +140,8 @@ impl Transport for ShmTransport {
         };
         match &peer {
             Ok(peer) => {
-                let keys = descriptor.buffers.iter().filter_map(|buffer| buffer.shm_key);
+                let usable = descriptor.buffers.iter().filter(|buffer| buffer.fault.is_none());
+                let keys = usable.filter_map(|buffer| buffer.shm_key);
                 for key in keys.take(MAPPED_AT_ONCE) {
                     if let Err(error) = peer.open(Key(key)) {
                         tracing::debug!(segment = segment.name, %error, "memory is not mapped");

@@ -384,7 +384,7 @@ impl Inner {
                     segment: segment.name.clone(),
                     target_offset: span.first,
                     length: span.length,
-                    nearest: list_buffers(&view.descriptor),
+                    nearest: list_buffers(&view.descriptor, span.first),
                 });
             };
             let place = Place { segment: &segment, descriptor: &view.descriptor, buffer };
@@ -526,20 +526,28 @@ fn fail_stopped(batch: &Arc<BatchShared>, run: &Run) {
     run.handles(batch).for_each(|task| task.fail_rest(&error));
 }
 
-/// The buffers of a segment, for who has missed them.
-fn list_buffers(descriptor: &SegmentDesc) -> String {
-    let buffers = &descriptor.buffers;
-    if buffers.is_empty() {
-        return "which has none".to_owned();
-    }
+/// The buffers of a segment, for who has missed them at this address.
+fn list_buffers(descriptor: &SegmentDesc, address: u64) -> String {
     let range = |buffer: &millstream_metadata::BufferDesc| {
         let end = buffer.addr.saturating_add(buffer.length);
         format!("{:#x}..{end:#x} ({} bytes)", buffer.addr, buffer.length)
     };
-    let ranges: Vec<_> = buffers.iter().take(BUFFERS_LISTED).map(range).collect();
-    let more = match buffers.len() - ranges.len() {
-        0 => String::new(),
-        more => format!(" and {more} more"),
+    let mut usable = descriptor.buffers.iter().filter(|buffer| buffer.fault.is_none());
+    let ranges: Vec<_> = usable.by_ref().take(BUFFERS_LISTED).map(range).collect();
+    let mut told = match (ranges.len(), usable.count()) {
+        (0, _) => "which has none".to_owned(),
+        (_, 0) => format!("which has {}", ranges.join(", ")),
+        (_, more) => format!("which has {} and {more} more", ranges.join(", ")),
     };
-    format!("which has {}{more}", ranges.join(", "))
+    if let Some(bad) = descriptor.unusable_at(address) {
+        told += &format!("; {bad}: its process must register that memory anew");
+    }
+    if descriptor.buffers_left_out > 0 {
+        let (left_out, most) = (descriptor.buffers_left_out, millstream_metadata::MAX_BUFFERS);
+        told += &format!(
+            "; its descriptor has {left_out} more, which are left out, as it may have {most}: its \
+             process must register fewer"
+        );
+    }
+    told
 }

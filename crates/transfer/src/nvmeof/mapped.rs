@@ -33,7 +33,7 @@ pub(super) fn open(
     folders: &[PathBuf],
     direct: bool,
 ) -> OpenFiles {
-    let files = descriptor.buffers.iter().enumerate();
+    let files = descriptor.buffers.iter().enumerate().filter(|(_, file)| file.fault.is_none());
     let mapped = files
         .filter_map(|(index, file)| {
             Some((index, file.local_path_map.get(server)?, !file.file_read_only))
