@@ -11,7 +11,7 @@ use thiserror::Error;
 #[derive(Clone, Debug, Error)]
 pub enum FailureReason {
     /// A work request ended with an error.
-    #[error("{0}")]
+    #[error("{status}{}", remedy(*.0), status = .0)]
     Completion(CompletionStatus),
     /// The peer could not be asked to connect queue pairs.
     #[error("cannot connect: {0}")]
@@ -91,6 +91,20 @@ pub enum FailureReason {
     /// The port of this device here does not work.
     #[error("the port of {0} here is down: is its link cut?")]
     PortDown(String),
+}
+
+/// What to do where one end's memory is not what the other was told.
+const fn remedy(status: CompletionStatus) -> &'static str {
+    match status {
+        CompletionStatus::RemoteAccess => {
+            "; its descriptor says of that memory what is not so, or not any more: refresh its segment and look \
+             up its buffers again, or have it register the memory anew"
+        }
+        CompletionStatus::LocalProtection => {
+            "; keep memory registered until its requests have ended"
+        }
+        _ => "",
+    }
 }
 
 fn damage(here: bool) -> &'static str {

@@ -11,7 +11,7 @@ use millstream_metadata::{
 };
 use millstream_transfer::{
     Buffer, Opcode, Segment, SubmitAndWaitError, SubmitError, TcpConfig, TransferEngine,
-    TransferRequest,
+    TransferRequest, TransferState,
 };
 
 const LENGTH: usize = 64 << 10;
@@ -171,4 +171,43 @@ fn buffers_beyond_the_limit_are_left_out_and_the_others_used() {
     let beyond = ends.request(Opcode::Write, &local, ends.remotes[1].address(), 64);
     let error = ends.initiator.submit_and_wait(&[beyond], LONG).unwrap_err().to_string();
     assert!(error.contains("its descriptor has 2 more, which are left out"), "{error}");
+}
+
+/// The right shape, and a key or a length that is not what is registered there: the peer's device refuses it.
+#[test]
+fn a_wrong_key_or_length_fails_its_own_request_which_says_what_to_do() {
+    type Change = fn(&mut BufferDesc);
+    let cases: [(Change, u64); 2] = [
+        (|it| it.rkey.iter_mut().for_each(|key| *key ^= 0x5555_0000), 0),
+        // It begins in what is registered, and ends beyond.
+        (|it| it.length += LENGTH as u64, LENGTH as u64 - 4096),
+    ];
+    for (seed, (change, offset)) in (0..).zip(cases) {
+        let ends = Ends::new([engine(1), engine(1)], |buffers| change(&mut buffers[0]));
+        let before = pattern(LENGTH, 100 + seed);
+        ends.remotes[0].write(0, &before).unwrap();
+        let local = private(&ends.initiator, 8192);
+        local.write(0, &[7; 8192]).unwrap();
+        for opcode in [Opcode::Write, Opcode::Read, Opcode::Write] {
+            let at = ends.remotes[0].address() + offset;
+            let lied_about = ends.request(opcode, &local, at, 8192);
+            let batch = ends.initiator.allocate_batch(1).unwrap();
+            ends.initiator.submit(&batch, &[lied_about]).unwrap();
+            assert!(ends.initiator.wait(&batch, LONG));
+            let status = ends.initiator.status(&batch, 0).unwrap();
+            assert_eq!(status.state, TransferState::Failed, "{opcode:?}: {status:?}");
+            let error = status.error.unwrap();
+            let (peer, nic) = (ends.segment.name(), &ends.target.devices()[0]);
+            let text = error.to_string();
+            assert!(text.starts_with(&format!("peer {peer} (nic {nic}): ")), "{text}");
+            assert!(text.contains("remote access error"), "{text}");
+            assert!(text.contains("look up its buffers again"), "{text}");
+            assert_eq!(error.code(), -201, "{text}");
+        }
+        // Of a request that failed, what is registered of its range may have been written, and nothing else.
+        let untouched = if offset == 0 { LENGTH } else { offset as usize };
+        assert!(contents(&ends.remotes[0], 0, untouched) == before[..untouched]);
+        ends.the_other_one_is_used(1, seed);
+        ends.both_go_on();
+    }
 }
