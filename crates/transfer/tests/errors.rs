@@ -26,7 +26,10 @@ fn requests_are_checked_before_any_byte_moves() {
     };
 
     let (code, text) = refused(&[good, TransferRequest { length: 0, ..good }]);
-    assert_eq!((code, text.as_str()), (-1, "request 1: a length of 0 bytes"));
+    assert_eq!(
+        (code, text.as_str()),
+        (-1, "request 1: a length of 0 bytes: leave it out, as there is nothing to move")
+    );
 
     let (code, text) = refused(&[good, TransferRequest { length: 10_001, ..good }]);
     let end = remote.address() + 10_000;
@@ -48,10 +51,16 @@ fn requests_are_checked_before_any_byte_moves() {
     let outside = TransferRequest { source: local.address() + 10_001, ..good };
     let (code, text) = refused(&[good, outside]);
     assert_eq!(code, -3, "{text}");
-    assert!(text.contains("do not lie in one piece of registered memory"), "{text}");
+    assert!(text.contains("one piece of registered memory: register it first"), "{text}");
 
     let (code, text) = refused(&[TransferRequest { target: SegmentId(99), ..good }]);
-    assert_eq!((code, text.as_str()), (-1, "request 0: segment SegmentId(99) is not open"));
+    assert_eq!(
+        (code, text.as_str()),
+        (
+            -1,
+            "request 0: segment SegmentId(99) is not open: open it first, and take the number that it gets"
+        )
+    );
 
     let (code, text) = refused(&[good; 4]);
     assert_eq!(code, -2);

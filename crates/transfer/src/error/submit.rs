@@ -24,7 +24,7 @@ pub enum SubmitError {
         requested: usize,
     },
     /// Nothing to move.
-    #[error("request {index}: a length of 0 bytes")]
+    #[error("request {index}: a length of 0 bytes: leave it out, as there is nothing to move")]
     ZeroLength {
         /// Which request, from 0.
         index: usize,
@@ -38,7 +38,7 @@ pub enum SubmitError {
     /// The local memory is not registered.
     #[error(
         "request {index}: the {length} bytes at local address {source_address:#x} do not lie in \
-         one piece of registered memory"
+         one piece of registered memory: register it first, or take memory that the engine allocates"
     )]
     SourceNotRegistered {
         /// Which request, from 0.
@@ -49,7 +49,9 @@ pub enum SubmitError {
         length: u64,
     },
     /// The segment is not open.
-    #[error("request {index}: segment {segment:?} is not open")]
+    #[error(
+        "request {index}: segment {segment:?} is not open: open it first, and take the number that it gets"
+    )]
     UnknownSegment {
         /// Which request, from 0.
         index: usize,
@@ -85,7 +87,10 @@ pub enum SubmitError {
         segment: String,
     },
     /// The segment's buffer is for its own process only.
-    #[error("request {index}: that buffer of segment {segment} is not accessible for remotes")]
+    #[error(
+        "request {index}: that buffer of segment {segment} is not accessible for remotes: its process must register \
+         it as remotely accessible, with a transport that leads there installed"
+    )]
     TargetNotAccessible {
         /// Which request, from 0.
         index: usize,
