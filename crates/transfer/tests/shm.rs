@@ -46,6 +46,9 @@ fn a_role() {
     if role == "hangs up" {
         return hang_up();
     }
+    if let Some(role) = role.strip_prefix("refused ") {
+        return refused(role);
+    }
     let engine = shm_engine();
     if let Some(target) = role.strip_prefix("write ") {
         // As long as it may.
@@ -430,5 +433,99 @@ fn a_batch_goes_on_over_tcp_when_its_target_shares_no_memory_any_more() {
         assert!(moved() > 0);
         assert!(contents(&local, 0, LENGTH) == bytes);
         assert_eq!(node.sum(), sum(&bytes));
+    }
+}
+
+/// Copies to and from a target whose memory only the kernel can copy, which refuses that with an error number: from the
+/// start, or once the segment is open. Says the reason why `shm` does not lead there, and checks what comes back.
+fn refused(role: &str) {
+    let [when, number, name] = role.split(' ').collect::<Vec<_>>().try_into().unwrap();
+    let number = number.parse().unwrap();
+    if when == "first" {
+        refuse_copies(number);
+    }
+    let engine = tent_engine();
+    say(engine.name());
+    let segment = engine.open_segment(name).unwrap();
+    let local = private(&engine, LENGTH);
+    let bytes = pattern(LENGTH, 4);
+    let all = |opcode| request(opcode, (&local, 0), &segment, 0, LENGTH as u64);
+    let path = |name: &str| {
+        let paths = engine.paths(segment.id()).unwrap();
+        paths.into_iter().find(|it| it.transport == name).unwrap()
+    };
+    if when == "later" {
+        engine.submit_and_wait(&[all(Opcode::Write)], LONG).unwrap();
+        assert!(path("shm").chosen, "{:?}", path("shm"));
+        refuse_copies(number);
+    }
+    for opcode in [Opcode::Write, Opcode::Read] {
+        local.write(0, if opcode == Opcode::Write { &bytes } else { &[0; LENGTH] }).unwrap();
+        let batch = submit(&engine, &[all(opcode); 3]);
+        assert!(engine.wait(&batch, LONG));
+        for status in engine.statuses(&batch) {
+            assert_eq!(status.state, TransferState::Completed, "{opcode:?}: {status:?}");
+            assert_eq!(status.transport, Some("tcp"), "{opcode:?}: {status:?}");
+        }
+    }
+    assert!(contents(&local, 0, LENGTH) == bytes);
+    assert!(path("tcp").chosen && !path("shm").chosen);
+    let reason = path("shm").reason.unwrap();
+    // Who insists on it hears the reason.
+    engine.require(Some("shm")).unwrap();
+    let error = engine.submit_and_wait(&[all(Opcode::Read)], LONG).unwrap_err();
+    say(format_args!("{reason}; {error}"));
+    let _ = std::io::stdin().read_line(&mut String::new());
+    std::process::exit(0);
+}
+
+/// From now on the kernel refuses all threads of this process to copy from and to other processes. root is not exempt.
+#[expect(unsafe_code, reason = "a filter of this process's own system calls")]
+fn refuse_copies(number: u32) {
+    use libc::{BPF_ABS, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W};
+    let step = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
+    let is = |call: i64, jt, jf| step(BPF_JMP | BPF_JEQ | BPF_K, jt, jf, call as u32);
+    let mut steps = [
+        // The number of the call is the first field of seccomp_data.
+        step(BPF_LD | BPF_W | BPF_ABS, 0, 0, 0),
+        is(libc::SYS_process_vm_readv, 1, 0),
+        is(libc::SYS_process_vm_writev, 0, 1),
+        step(BPF_RET | BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | number),
+        step(BPF_RET | BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: steps.len() as u16, filter: steps.as_mut_ptr() };
+    // SAFETY: `program` and its steps outlive the calls, which only read them.
+    let done = unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+            && libc::syscall(
+                libc::SYS_seccomp,
+                libc::SECCOMP_SET_MODE_FILTER,
+                libc::SECCOMP_FILTER_FLAG_TSYNC,
+                &raw const program,
+            ) == 0
+    };
+    assert!(done, "{}", std::io::Error::last_os_error());
+}
+
+/// As in containers, whose filters of system calls refuse process_vm_readv and process_vm_writev.
+#[test]
+fn where_the_kernel_refuses_to_copy_bytes_go_over_tcp_and_the_reason_is_told() {
+    let later = "process_vm_readv: Operation not permitted";
+    for (when, number, expected) in [
+        ("first", libc::EPERM, "the kernel forbids process_vm_writev on it"),
+        ("first", libc::ENOSYS, "process_vm_writev is forbidden here (seccomp?)"),
+        ("later", libc::EPERM, later),
+    ] {
+        let target = tent_engine();
+        let mut memory = vec![0_u8; LENGTH].into_boxed_slice();
+        let pointer = memory.as_mut_ptr();
+        register(&target, pointer, LENGTH);
+        let role = format!("refused {when} {number} {}", target.name());
+        let mut node = self::node(&role);
+        let told = node.hear();
+        println!("{when} {number}: {told}");
+        assert!(told.contains(expected), "{told}");
+        target.unregister_memory(pointer).unwrap();
+        assert!(memory[..] == pattern(LENGTH, 4));
     }
 }

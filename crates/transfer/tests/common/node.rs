@@ -46,7 +46,8 @@ impl Process {
         self.child.id()
     }
 
-    fn hear(&mut self) -> String {
+    /// What it says next.
+    pub(crate) fn hear(&mut self) -> String {
         loop {
             let mut line = String::new();
             assert!(self.output.read_line(&mut line).unwrap() > 0, "it ended early");

@@ -40,6 +40,7 @@ const NOT_RUN: &[NotRun] = &[
             "shm::nothing_is_written_after_unregistration",
             "shm::tasks_of_a_process_that_is_killed_fail_within_a_second",
             "shm::what_is_not_shared_is_refused_with_the_reason",
+            "shm::where_the_kernel_refuses_to_copy_bytes_go_over_tcp_and_the_reason_is_told",
             "unmapped::copies_between_processes_fail_alone",
             "unmapped::copies_within_an_engine_fail_alone",
         ],
