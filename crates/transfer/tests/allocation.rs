@@ -1,14 +1,17 @@
 //! Between two engines no request costs an allocation, on any thread: submission, posting, the
-//! progress threads of both sides, completions. The allocator counts for the whole process, so this
+//! progress threads of both sides, completions. What a batch keeps besides for some of its tasks is allocated once for all of them. The allocator counts for the whole process, so this
 //! one test has a binary to itself.
 
 mod common;
 
 use std::alloc::System;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{LONG, address, engine_with, private, request, shared};
-use millstream_transfer::{Opcode, RdmaConfig, TransferEngine, TransferRequest};
+use millstream_transfer::{
+    Batch, Opcode, Pieces, PiecesRequest, RdmaConfig, SubmitOptions, TransferEngine, TransferPiece,
+    TransferRequest, TransferState,
+};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 
 #[global_allocator]
@@ -18,6 +21,9 @@ const BLOCK: u64 = 4096;
 /// More than a send queue holds.
 const REQUESTS: u64 = 200;
 const ROUNDS: usize = 100;
+/// Of requests of pieces: how many there are, and bytes of each.
+const PIECES: u64 = 8;
+const PIECE: u64 = 256;
 
 #[test]
 fn no_request_costs_an_allocation() {
@@ -78,7 +84,78 @@ fn no_request_costs_an_allocation() {
     let change = region.change();
     assert!(change.allocations <= 1 && change.reallocations == 0, "{change:?}");
 
+    // Between two processes' engines by shared memory, here of one process.
+    let shm = [(); 2].map(|()| {
+        let engine = TransferEngine::new(common::config(address())).unwrap();
+        engine.install_shm().unwrap();
+        engine
+    });
+    other_requests("shm", &shm);
+    other_requests("rdma", &[initiator, target]);
+
     let region = Region::new(ALLOCATOR);
     drop(std::hint::black_box(vec![0_u8; 100]));
     assert_eq!(region.change().allocations, 1, "the counter counts");
+}
+
+/// Requests of each kind, between two engines. What some tasks have besides, as a deadline or several pieces, is kept in
+/// room that a batch gets when the first of them is submitted: one allocation for all of them. A list of pieces is copied,
+/// which is one for each request; what is strided is not.
+fn other_requests(over: &str, [initiator, target]: &[TransferEngine; 2]) {
+    let length = (REQUESTS * BLOCK) as usize;
+    let (local, _remote) = (private(initiator, length), shared(target, length));
+    let segment = initiator.open_segment(target.name()).unwrap();
+    initiator.refresh_segment(segment.id()).unwrap();
+    let opcode = |index| if index % 2 == 0 { Opcode::Write } else { Opcode::Read };
+    let whole: Vec<TransferRequest> = (0..REQUESTS)
+        .map(|index| {
+            request(opcode(index), (&local, index * BLOCK), &segment, index * BLOCK, BLOCK)
+        })
+        .collect();
+    let piece = |at| {
+        let target_offset = segment.address_of(0, at, PIECE).unwrap();
+        TransferPiece { source: local.address() + at, target_offset, length: PIECE }
+    };
+    let list = |index| (0..PIECES).map(|it| piece(index * BLOCK + 2 * it * PIECE)).collect();
+    let lists: Vec<Vec<TransferPiece>> = (0..REQUESTS).map(list).collect();
+    let one = |index, pieces| PiecesRequest { opcode: opcode(index), target: segment.id(), pieces };
+    let listed: Vec<_> =
+        (0..REQUESTS).map(|index| one(index, Pieces::List(&lists[index as usize]))).collect();
+    let strides = |index| Pieces::Strided {
+        first: piece(index * BLOCK),
+        count: PIECES as u32,
+        source_stride: 2 * PIECE,
+        target_stride: 2 * PIECE,
+    };
+    let strided: Vec<_> = (0..REQUESTS).map(|index| one(index, strides(index))).collect();
+    let plain = SubmitOptions::default();
+    let deadline = Some(Instant::now() + Duration::from_secs(3600));
+    let timed = SubmitOptions { deadline, ..SubmitOptions::default() };
+    let count = |what: &str, for_each_batch: u64, submit: &dyn Fn(&Batch)| {
+        let batches: Vec<_> =
+            (0..3 * ROUNDS).map(|_| initiator.allocate_batch(whole.len()).unwrap()).collect();
+        let run = |batches: &[Batch]| {
+            for batch in batches {
+                submit(batch);
+                assert!(initiator.wait(batch, LONG));
+            }
+        };
+        let (warm_up, measured) = batches.split_at(2 * ROUNDS);
+        run(warm_up);
+        let region = Region::new(ALLOCATOR);
+        run(measured);
+        let change = region.change();
+        println!("{over}, {what}: {change:?}");
+        let most = ROUNDS * for_each_batch as usize + 1;
+        assert!(change.allocations <= most, "{over}, {what}: {change:?}");
+        assert_eq!(change.reallocations, 0, "{over}, {what}: {change:?}");
+        for batch in batches {
+            let states = initiator.statuses(&batch).into_iter().map(|status| status.state);
+            assert!(states.into_iter().all(|state| state == TransferState::Completed));
+        }
+    };
+    count("whole", 0, &|batch| initiator.submit(batch, &whole).unwrap());
+    count("deadlines", 1, &|batch| initiator.submit_with(batch, &whole, &timed).unwrap());
+    count("strides", 1, &|batch| initiator.submit_pieces(batch, &strided, &plain).unwrap());
+    count("lists", 1 + REQUESTS, &|batch| initiator.submit_pieces(batch, &listed, &plain).unwrap());
 }
