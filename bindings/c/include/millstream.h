@@ -46,7 +46,7 @@ transfer_engine_t millstream_create_engine(const char *metadata_conn_string, con
 typedef struct millstream_submit_options {
     size_t size;          /* sizeof(struct millstream_submit_options) */
     int priority;         /* MILLSTREAM_PRIORITY_... */
-    int reserved;         /* 0 */
+    int durable;          /* 1: a WRITE is COMPLETED once its bytes survive a loss of power there; for files; 0: no */
     uint64_t timeout_us;  /* what has not ended then ends as STATUS_TIMEOUT; 0: no limit */
     const char *transport; /* the one that is to do them: "rdma", "tcp", "shm"...; NULL: any */
     const char *policy;    /* their class of the policy file (transfer.policy_file); NULL: none */
@@ -78,6 +78,7 @@ int millstream_submit(transfer_engine_t engine, batch_id_t batch_id, const struc
 #define MILLSTREAM_OVERLOADED 1014            /* more than the policy file allows is in flight: later */
 #define MILLSTREAM_OVER_LIMIT 1015            /* more than the policy file ever allows: in parts */
 #define MILLSTREAM_UNKNOWN_INTENT 1016        /* no rule of the policy file is for such an intent */
+#define MILLSTREAM_NOT_DURABLE 1017           /* `durable`, and not by the transport that leads there: no file */
 
 #ifdef __cplusplus
 }

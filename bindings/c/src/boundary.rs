@@ -68,6 +68,7 @@ impl Failure {
             SubmitError::Overloaded { .. } => 1014,
             SubmitError::OverLimit { .. } => 1015,
             SubmitError::UnknownIntent { .. } => 1016,
+            SubmitError::NotDurable { .. } => 1017,
             SubmitError::ExceedCapacity { .. }
             | SubmitError::SourceNotRegistered { .. }
             | SubmitError::Refresh(_)

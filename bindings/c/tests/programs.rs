@@ -3,8 +3,10 @@
 mod common;
 
 use std::fs;
+use std::net::Ipv4Addr;
 
 use common::{compile, compile_with, folder};
+use millstream_transfer::{Config, FileOptions, NvmeofConfig, TransferEngine};
 
 #[test]
 fn structures_and_numbers_are_those_of_the_original() {
@@ -36,6 +38,18 @@ fn requests_have_priorities_deadlines_transports_and_classes() {
                 [class.small]\nbytes_in_flight = 4095\n";
     fs::write(&file, text).unwrap();
     compile("options").run(&[file.to_str().unwrap()]);
+}
+
+#[test]
+fn writes_to_files_are_durable_where_that_is_asked_for_and_memory_is_refused() {
+    let file = folder("durable").join("file");
+    fs::write(&file, [0; 4096]).unwrap();
+    let target = TransferEngine::new(Config::new(Ipv4Addr::LOCALHOST.into())).unwrap();
+    target.install_nvmeof(NvmeofConfig::default()).unwrap();
+    let options = FileOptions { writable: true, ..FileOptions::default() };
+    let name = target.register_file(&file, options).unwrap();
+    compile("durable").run(&[&name]);
+    assert_eq!(fs::read(file).unwrap(), [7; 4096]);
 }
 
 #[test]

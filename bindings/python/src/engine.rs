@@ -201,7 +201,7 @@ impl Engine {
     /// Begins a WRITE: bytes from here to the segment.
     #[pyo3(signature = (
         segment, source, target, length = None, *, notify = None, timeout = None, priority = None, transport = None,
-        policy = None, intent = None
+        policy = None, intent = None, durable = false
     ))]
     #[expect(clippy::too_many_arguments, reason = "arguments with names")]
     fn write(
@@ -216,8 +216,9 @@ impl Engine {
         transport: Option<String>,
         policy: Option<String>,
         intent: Option<String>,
+        durable: bool,
     ) -> PyResult<Transfer> {
-        let terms = Terms { notify, timeout, priority, transport, policy, intent };
+        let terms = Terms { notify, timeout, priority, transport, policy, intent, durable };
         self.one(Opcode::Write, segment, (source, target), length, terms)
     }
 
@@ -240,7 +241,7 @@ impl Engine {
         policy: Option<String>,
         intent: Option<String>,
     ) -> PyResult<Transfer> {
-        let terms = Terms { notify, timeout, priority, transport, policy, intent };
+        let terms = Terms { notify, timeout, priority, transport, policy, intent, durable: false };
         self.one(Opcode::Read, segment, (destination, source), length, terms)
     }
 

@@ -199,7 +199,8 @@ impl From<SubmitError> for Failure {
             SubmitError::Restarted { .. } => "RestartedError",
             SubmitError::NoPath { .. }
             | SubmitError::PathRequired { .. }
-            | SubmitError::NotServed { .. } => "PathError",
+            | SubmitError::NotServed { .. }
+            | SubmitError::NotDurable { .. } => "PathError",
             _ => "SubmitError",
         };
         let kind = Some(error.kind());
@@ -227,6 +228,9 @@ impl From<SubmitError> for Failure {
             SubmitError::NotServed { segment, .. } => failure.peer(segment).remedy(
                 "allow another transport, or make both engines with one of those that may do it",
             ),
+            SubmitError::NotDurable { segment, .. } => failure
+                .peer(segment)
+                .remedy("leave durable=... out: only segments that are files can be so"),
             SubmitError::UnknownPolicy { .. } => {
                 failure.remedy("name a class of the file of the setting transfer.policy_file")
             }

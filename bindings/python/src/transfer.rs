@@ -134,7 +134,8 @@ impl Batch {
 
     /// Begins to do what was added, all or nothing, and is empty then.
     #[pyo3(signature = (
-        notify = None, timeout = None, *, priority = None, transport = None, policy = None, intent = None
+        notify = None, timeout = None, *, priority = None, transport = None, policy = None, intent = None,
+        durable = false
     ))]
     #[expect(clippy::too_many_arguments, reason = "arguments with names")]
     fn submit(
@@ -146,9 +147,10 @@ impl Batch {
         transport: Option<String>,
         policy: Option<String>,
         intent: Option<String>,
+        durable: bool,
     ) -> PyResult<Transfer> {
         let requests = std::mem::take(&mut *self.requests());
-        let terms = Terms { notify, timeout, priority, transport, policy, intent };
+        let terms = Terms { notify, timeout, priority, transport, policy, intent, durable };
         submit(py, &self.shared, requests, terms)
     }
 
@@ -190,11 +192,12 @@ pub(crate) struct Terms<'a> {
     pub(crate) transport: Option<String>,
     pub(crate) policy: Option<String>,
     pub(crate) intent: Option<String>,
+    pub(crate) durable: bool,
 }
 
 impl Terms<'_> {
     fn options(self) -> Result<SubmitOptions, Failure> {
-        let Self { notify, timeout, priority, transport, policy, intent } = self;
+        let Self { notify, timeout, priority, transport, policy, intent, durable } = self;
         let deadline = match timeout {
             Some(_) => Instant::now().checked_add(duration(timeout)?),
             None => None,
@@ -205,7 +208,7 @@ impl Terms<'_> {
         };
         let priority = priority.map(level).transpose()?;
         let notify = notify.map(|(name, text)| Notification { name, text });
-        Ok(SubmitOptions { deadline, notify, priority, transport, policy, intent })
+        Ok(SubmitOptions { deadline, notify, priority, transport, policy, intent, durable })
     }
 }
 

@@ -354,6 +354,7 @@ class Failing(Pair):
             ({"transport": "rdma"}, "not_served", millstream.PathError),
             ({"policy": "none"}, "unknown_policy", millstream.SubmitError),
             ({"intent": "none"}, "unknown_intent", millstream.SubmitError),
+            ({"durable": True}, "not_durable", millstream.PathError),
         ]:
             with self.subTest(kind), self.assertRaises(expected) as raised:
                 self.here.write(self.segment, self.region, self.target, **values)

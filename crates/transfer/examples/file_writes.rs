@@ -16,7 +16,8 @@ use std::thread;
 use std::time::Duration;
 
 use millstream_transfer::{
-    Buffer, Config, NvmeofConfig, Opcode, Segment, TransferEngine, TransferRequest,
+    Buffer, Config, NvmeofConfig, Opcode, Segment, SubmitOptions, TransferEngine, TransferRequest,
+    TransferState,
 };
 
 type Anything = Box<dyn Error + Send + Sync>;
@@ -89,17 +90,17 @@ fn main() -> Result<(), Anything> {
     if what == "check" {
         return check(&engine, &segment, slots, &histories);
     }
-    segment.set_durable(what == "write-durable");
+    let options = SubmitOptions { durable: what == "write-durable", ..SubmitOptions::default() };
     let journal = OpenOptions::new().append(true).create(true).open(path)?;
     thread::scope(|scope| {
         let writers: Vec<_> = (0..WRITERS)
             .map(|writer| {
-                let (engine, segment) = (&engine, &segment);
+                let (engine, segment, options) = (&engine, &segment, &options);
                 let (histories, journal) = (&histories, &journal);
                 scope.spawn(move || {
                     let buffer = engine.allocate_buffer(SLOT as usize, "*", false)?;
                     let own: Vec<u64> = (writer..slots).step_by(WRITERS as usize).collect();
-                    write(engine, segment, &buffer, &own, histories, journal)
+                    write((engine, options), segment, &buffer, &own, histories, journal)
                 })
             })
             .collect();
@@ -128,7 +129,7 @@ fn request(
 
 /// Writes version after version to these slots, until that fails.
 fn write(
-    engine: &TransferEngine,
+    (engine, options): (&TransferEngine, &SubmitOptions),
     segment: &Segment,
     buffer: &Buffer,
     slots: &[u64],
@@ -146,7 +147,15 @@ fn write(
             let write = request(Opcode::Write, buffer, segment, place(slot));
             // In one call each: other threads write there too.
             journal.write_all(format!("begin {slot} {version}\n").as_bytes())?;
-            engine.submit_and_wait(&[write], LONG)?;
+            let batch = engine.submit_new(&[write], options)?;
+            if !engine.wait(&batch, LONG) {
+                return Err("a WRITE does not end".into());
+            }
+            let status = engine.status(&batch, 0)?;
+            engine.free(batch)?;
+            if status.state != TransferState::Completed {
+                return Err(format!("{status:?}").into());
+            }
             journal.write_all(format!("completed {slot} {version}\n").as_bytes())?;
         }
     }

@@ -161,11 +161,6 @@ impl Place<'_> {
         }
     }
 
-    /// Whether WRITEs are to be durable, which they are not by the transport.
-    fn not_durable(&self, transport: &dyn Transport) -> bool {
-        self.segment.is_durable() && !transport.capabilities().durable
-    }
-
     fn keys_missing(&self, transport: &dyn Transport) -> bool {
         transport.capabilities().needs_keys && self.descriptor.buffers[self.buffer].rkey.is_empty()
     }
@@ -173,7 +168,6 @@ impl Place<'_> {
     /// Whether the transport takes requests to it.
     pub(crate) fn led_to_by(&self, transport: &dyn Transport) -> bool {
         self.unable(transport).is_none()
-            && !self.not_durable(transport)
             && !self.keys_missing(transport)
             && transport.leads(self.segment, self.descriptor, self.buffer)
     }
@@ -182,9 +176,6 @@ impl Place<'_> {
     fn obstacle(&self, transport: &dyn Transport) -> Option<Obstacle> {
         if let Some(reason) = self.unable(transport) {
             return Some(Obstacle::Unable(reason));
-        }
-        if self.not_durable(transport) {
-            return Some(Obstacle::Reason("nothing is durable there".to_owned()));
         }
         match transport.reaches(self.segment, self.descriptor, self.buffer) {
             Err(reason) => Some(Obstacle::Reason(reason)),
@@ -235,6 +226,14 @@ impl Inner {
             self.with_transports(|all| {
                 all.iter().any(|it| may(it.name()) && place.led_to_by(&**it))
             })
+        })
+    }
+
+    /// The transports that can let a WRITE count only once it survives a loss of power.
+    pub(crate) fn durable_transports(&self) -> Allowed {
+        self.with_transports(|all| {
+            let durable = all.iter().filter(|it| it.capabilities().durable);
+            Allowed(durable.fold(0, |all, it| all | bit(it.name())))
         })
     }
 
@@ -391,10 +390,22 @@ impl Inner {
         }
     }
 
-    /// Why no transport takes a request to this place.
-    pub(crate) fn refusal(&self, index: usize, place: Place<'_>, allowed: Allowed) -> SubmitError {
+    /// Why no transport takes a request to this place: of those that are allowed, and of these those that `may`, as
+    /// they do what else it asks for.
+    pub(crate) fn refusal(
+        &self,
+        index: usize,
+        place: Place<'_>,
+        allowed: Allowed,
+        may: Allowed,
+    ) -> SubmitError {
         let required = self.required.name();
         let segment = place.segment.name.clone();
+        if may != allowed
+            && let Some((_, transport)) = self.choose_unless(place, (allowed, &[]), |_| false)
+        {
+            return SubmitError::NotDurable { index, segment, transport };
+        }
         self.with_transports(|all| {
             let others = || in_order(all).filter(|(_, other)| place.led_to_by(*other));
             if allowed.is_restricted() && required.is_none_or(|name| !allowed.has(name)) {

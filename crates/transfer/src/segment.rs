@@ -58,7 +58,6 @@ pub(crate) struct OpenSegment {
     marks: AtomicU64,
     /// Of how many of these the descriptor knows. If not of all, ask again before the next use.
     seen: AtomicU64,
-    durable: AtomicBool,
     /// Held while transports are told of a descriptor; whether they have been.
     preparing: Mutex<bool>,
     /// When it was last tried whether a segment that no transport reached is reached now.
@@ -188,12 +187,6 @@ impl Segment {
         self.open.descriptor().incarnation
     }
 
-    /// Whether WRITEs to it that are submitted from now on count as COMPLETED only once they survive a
-    /// loss of power there. Of files; memory is never so. Holds for all handles of this segment.
-    pub fn set_durable(&self, durable: bool) {
-        self.open.durable.store(durable, Ordering::Relaxed);
-    }
-
     /// Its buffers, as they were when it was opened or refreshed. One that makes no sense is among them, so that the others
     /// have their places ([`SegmentBuffer::fault`]).
     pub fn buffers(&self) -> Vec<SegmentBuffer> {
@@ -244,7 +237,6 @@ impl OpenSegment {
             view: RwLock::new(View::new(descriptor)),
             marks: AtomicU64::new(0),
             seen: AtomicU64::new(0),
-            durable: AtomicBool::new(false),
             preparing: Mutex::new(false),
             tried: Mutex::new(None),
             told: Told::default(),
@@ -361,11 +353,6 @@ impl OpenSegment {
 
     pub(crate) fn mark_stale(&self) {
         self.marks.fetch_add(1, Ordering::SeqCst);
-    }
-
-    /// [`Segment::set_durable`].
-    pub(crate) fn is_durable(&self) -> bool {
-        self.durable.load(Ordering::Relaxed)
     }
 
     pub(crate) fn is_stale(&self) -> bool {

@@ -41,6 +41,11 @@ pub struct SubmitOptions {
     pub policy: Option<String>,
     /// What they are for, as rules of the policy file name it ([`crate::PolicyRule::intent`]).
     pub intent: Option<String>,
+    /// Whether a WRITE counts as COMPLETED only once its bytes survive a loss of power at the target: they are
+    /// written, and synced. Of these requests only; others to the same segment are as they ask. For segments that
+    /// are files: a request, whichever way, to what no loss of power leaves is refused
+    /// ([`SubmitError::NotDurable`]).
+    pub durable: bool,
 }
 
 /// Something that can be submitted: it becomes a task.
@@ -307,7 +312,8 @@ impl Inner {
                 it.holds(segment, extent.target) && it.rules == rules && it.gpu == gpu
             }) && (rules == 0 || same_local);
             if !same_target {
-                let wanted = Wanted { index, allowed: terms.allowed, rules, gpu };
+                let (allowed, durable) = (terms.allowed, terms.durable);
+                let wanted = Wanted { index, allowed, durable, rules, gpu };
                 target = Some(self.target(wanted, segment, extent.target, target)?);
             }
             // What was found before may be of before a transport was installed.
@@ -397,17 +403,22 @@ impl Inner {
                 [] => wanted.allowed,
                 order => wanted.allowed.and(Allowed::these(order)),
             };
-            let chosen = self.choose(place, allowed, order);
+            // Also where it has to go on over another one.
+            let may = match wanted.durable {
+                true => allowed.and(self.durable_transports()),
+                false => allowed,
+            };
+            let chosen = self.choose(place, may, order);
             if let Some((transport, transport_name)) = chosen {
                 self.tell_path(place, transport_name);
-                let terms = (allowed, wanted.rules, wanted.gpu);
+                let terms = (may, wanted.rules, wanted.gpu);
                 let names = (transport, transport_name);
                 return Ok(Target::new(names, terms, segment, view, buffer));
             }
             // What was in the way when the segment was opened need not be there any more.
             refresh = !refreshed && segment.may_be_reached_now();
             if !refresh {
-                return Err(self.refusal(index, place, allowed));
+                return Err(self.refusal(index, place, allowed, may));
             }
         }
     }
@@ -418,6 +429,7 @@ impl Inner {
 struct Wanted {
     index: usize,
     allowed: Allowed,
+    durable: bool,
     /// The rules that may be for it.
     rules: u64,
     /// The memory here is a GPU's.

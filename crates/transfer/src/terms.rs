@@ -15,6 +15,8 @@ pub(crate) struct Terms {
     pub(crate) priority: PriorityLevel,
     /// The transports that may do them.
     pub(crate) allowed: Allowed,
+    /// WRITEs count only once they survive a loss of power.
+    pub(crate) durable: bool,
     /// The rules of the policy file that may be for them, as bits by their places.
     pub(crate) rules: u64,
     /// The class that they are of, by its place in the policy file.
@@ -83,7 +85,7 @@ impl Terms {
             Some(_) => 0,
             None => file.rules_for(intent, priority, allowed),
         };
-        Ok(Self { deadline, priority, allowed, rules, class })
+        Ok(Self { deadline, priority, allowed, durable: options.durable, rules, class })
     }
 }
 

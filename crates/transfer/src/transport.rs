@@ -52,7 +52,7 @@ pub struct Capabilities {
     pub needs_keys: bool,
     /// Is faster with memory that the engine allocated as shared memory.
     pub shared_memory: bool,
-    /// Can let a WRITE count only once it survives a loss of power ([`crate::Segment::set_durable`]).
+    /// Can let a WRITE count only once it survives a loss of power ([`crate::SubmitOptions::durable`]).
     pub durable: bool,
 }
 

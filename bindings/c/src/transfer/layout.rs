@@ -51,7 +51,7 @@ impl RawRequest {
 pub(super) struct RawOptions {
     size: usize,
     priority: c_int,
-    reserved: c_int,
+    durable: c_int,
     timeout_us: u64,
     transport: *const c_char,
     policy: *const c_char,
@@ -67,10 +67,10 @@ impl RawOptions {
     ///
     /// Its texts are null or end with a zero, and nobody changes them during the call.
     pub(super) unsafe fn checked(&self) -> Result<SubmitOptions, Failure> {
-        let Self { size, priority, reserved, timeout_us, transport, policy, intent, .. } = *self;
-        if size != size_of::<Self>() || reserved != 0 {
+        let Self { size, priority, durable, timeout_us, transport, policy, intent, .. } = *self;
+        if size != size_of::<Self>() || !(0..=1).contains(&durable) {
             let text = format!(
-                "options: size is {size} and reserved {reserved}, not {} and 0: is it all of \
+                "options: size is {size} and durable {durable}, not {} and 0 or 1: is it all of \
                  struct millstream_submit_options, with zeros?",
                 size_of::<Self>()
             );
@@ -112,6 +112,7 @@ impl RawOptions {
             transport: transport.map(str::to_owned),
             policy: policy.map(str::to_owned),
             intent: intent.map(str::to_owned),
+            durable: durable == 1,
         })
     }
 }

@@ -34,7 +34,7 @@ IS(sizeof(transport_t), sizeof(void *));
 /* Ours stay as they are, too: programs that were compiled before go on. */
 IS(sizeof(struct millstream_submit_options), 64);
 IS(offsetof(struct millstream_submit_options, priority), 8);
-IS(offsetof(struct millstream_submit_options, reserved), 12);
+IS(offsetof(struct millstream_submit_options, durable), 12);
 IS(offsetof(struct millstream_submit_options, timeout_us), 16);
 IS(offsetof(struct millstream_submit_options, transport), 24);
 IS(offsetof(struct millstream_submit_options, policy), 32);

@@ -120,7 +120,9 @@ int main(int count, char **arguments)
         int code;
     } terms[] = {
         {{.size = sizeof options - 1}, 1},
-        {{.size = sizeof options, .reserved = 1}, 1},
+        {{.size = sizeof options, .durable = 2}, 1},
+        {{.size = sizeof options, .durable = -1}, 1},
+        {{.size = sizeof options, .durable = 1}, MILLSTREAM_NOT_DURABLE},
         {{.size = sizeof options, .priority = 4}, 1},
         {{.size = sizeof options, .transport = "\xff"}, 1},
         {{.size = sizeof options, .transport = "pigeon"}, MILLSTREAM_UNKNOWN_TRANSPORT},

@@ -169,13 +169,15 @@ class Batch:
         transport: str | None = None,
         policy: str | None = None,
         intent: str | None = None,
+        durable: bool = False,
     ) -> Transfer:
         """Begins to do what was added, all or nothing, and is empty then.
 
         ``notify`` is a name and a text that the peers' applications are told once all is done. What is not done
         after ``timeout`` seconds ends. ``priority`` counts where the policy TENT chooses, only ``transport`` does it
         if one is named, and ``policy`` is their class of the policy file (setting ``transfer.policy_file``). By ``intent``, what they
-        are for, rules of that file choose transports.
+        are for, rules of that file choose transports. If ``durable``, WRITEs are done only once their bytes survive a loss of
+        power there, as those of files can: memory is refused.
         """
     def __len__(self) -> int: ...
 
@@ -249,6 +251,7 @@ class Engine:
         transport: str | None = None,
         policy: str | None = None,
         intent: str | None = None,
+        durable: bool = False,
     ) -> Transfer:
         """Begins a WRITE: bytes from here to the segment, on terms as those of :meth:`Batch.submit`."""
     def read(

@@ -142,6 +142,20 @@ pub enum SubmitError {
         /// The transport that would do it otherwise.
         instead: Option<&'static str>,
     },
+    /// It was to be durable ([`crate::SubmitOptions::durable`]), and the transport that would do it does not let a
+    /// WRITE wait for that.
+    #[error(
+        "request {index}: it is to be durable, and nothing that goes to segment {segment} by {transport} is: \
+         submit it without that, or to a segment that is a file, by nvmeof"
+    )]
+    NotDurable {
+        /// Which request, from 0.
+        index: usize,
+        /// The segment's name.
+        segment: String,
+        /// The transport that would do it otherwise.
+        transport: &'static str,
+    },
     /// A transport hint names no transport.
     #[error("the transport hint {hint:?} names no transport: there are {known}")]
     UnknownTransport {
@@ -261,9 +275,10 @@ impl SubmitError {
             | Self::TargetOutOfRange { .. }
             | Self::TargetNotAccessible { .. } => code::INVALID_ARGUMENT,
             Self::SourceNotRegistered { .. } => code::ADDRESS_NOT_REGISTERED,
-            Self::NoPath { .. } | Self::PathRequired { .. } | Self::NotServed { .. } => {
-                code::DEVICE_NOT_FOUND
-            }
+            Self::NoPath { .. }
+            | Self::PathRequired { .. }
+            | Self::NotServed { .. }
+            | Self::NotDurable { .. } => code::DEVICE_NOT_FOUND,
             Self::Refresh(error) => error.code(),
             Self::Restarted { .. } => code::ENDPOINT,
             Self::ShutDown => code::CONTEXT,
@@ -286,6 +301,7 @@ impl SubmitError {
             Self::NoPath { .. } => "no_path",
             Self::PathRequired { .. } => "path_required",
             Self::NotServed { .. } => "not_served",
+            Self::NotDurable { .. } => "not_durable",
             Self::UnknownTransport { .. } => "unknown_transport",
             Self::HintNotAllowed { .. } => "hint_not_allowed",
             Self::UnknownPolicy { .. } => "unknown_policy",

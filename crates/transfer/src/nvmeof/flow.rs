@@ -121,13 +121,13 @@ pub(super) struct EndedGroup {
 }
 
 impl Entry {
-    pub(super) fn new(batch: &Arc<BatchShared>, run: &Run) -> Self {
+    pub(super) fn new(batch: &Arc<BatchShared>, run: &Run, durable: bool) -> Self {
         let ends = Ends {
             local: Arc::clone(&run.local),
             segment: Arc::clone(&run.segment),
             descriptor: Arc::clone(&run.view.descriptor),
             buffer: run.buffer,
-            durable: run.segment.is_durable(),
+            durable,
         };
         let (next, end) = (run.tasks.start, run.tasks.end);
         Self { ends, batch: Arc::clone(batch), next, end }

@@ -409,11 +409,11 @@ impl Transport for NvmeofTransport {
         metrics.rails.extend(links.iter().map(|link| link.observe()));
     }
 
-    fn submit(&self, batch: &Arc<BatchShared>, runs: &[Run], _terms: &Terms) {
+    fn submit(&self, batch: &Arc<BatchShared>, runs: &[Run], terms: &Terms) {
         for run in runs {
             let route = self.route(run.segment.id);
             let route = route.filter(|route| route.descriptor.name == run.view.descriptor.name);
-            let entry = Entry::new(batch, run);
+            let entry = Entry::new(batch, run, terms.durable);
             if run.local.is_gpu() {
                 let text = "files are not read into memory of a GPU, nor written from it: use a buffer of \
                             the host, and copy";

@@ -9,11 +9,11 @@ use std::thread;
 
 use millstream_metadata::{Frame, Handler, SegmentDesc, Server, ServerConfig};
 use millstream_transfer::{
-    Buffer, Config, FileEngine, FileOptions, NvmeofConfig, Opcode, Segment, TransferEngine,
-    TransferRequest,
+    Buffer, Config, FileEngine, FileOptions, NvmeofConfig, Opcode, Segment, SubmitOptions,
+    TransferEngine, TransferRequest, TransferState,
 };
 
-use crate::common::address;
+use crate::common::{LONG, address};
 
 /// A folder that is removed with its files.
 pub(crate) struct Folder(pub(crate) PathBuf);
@@ -65,6 +65,21 @@ pub(crate) fn request(
 ) -> TransferRequest {
     let source = local.0.address() + local.1;
     TransferRequest { opcode, source, target: segment.id(), target_offset, length }
+}
+
+/// What is to be durable, or not.
+pub(crate) fn durable(durable: bool) -> SubmitOptions {
+    SubmitOptions { durable, ..SubmitOptions::default() }
+}
+
+/// Does these requests, on these terms.
+pub(crate) fn done(engine: &TransferEngine, requests: &[TransferRequest], options: &SubmitOptions) {
+    let batch = engine.submit_new(requests, options).unwrap();
+    assert!(engine.wait(&batch, LONG));
+    for status in engine.statuses(&batch) {
+        assert_eq!(status.state, TransferState::Completed, "{status:?}");
+    }
+    engine.free(batch).unwrap();
 }
 
 /// All ways to do I/O that this machine has.

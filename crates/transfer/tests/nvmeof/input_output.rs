@@ -1,12 +1,14 @@
 //! Bytes get where they belong, whatever does the I/O.
 
 use std::fs;
+use std::io::{Read, Write};
+use std::sync::mpsc;
 use std::thread;
 
-use millstream_transfer::{NvmeofConfig, Opcode, TransferRequest};
+use millstream_transfer::{NvmeofConfig, Opcode, SubmitOptions, TransferRequest};
 
 use crate::common::{self, LONG, contents, pattern, private};
-use crate::fixture::{Folder, engine, pair, request, ways, writable};
+use crate::fixture::{Folder, done, durable, engine, fake_target, pair, request, ways, writable};
 
 #[test]
 fn a_file_is_written_and_read_whatever_does_the_io() {
@@ -100,8 +102,6 @@ fn many_small_requests_of_two_initiators() {
             scope.spawn(move || {
                 let initiator = engine(NvmeofConfig::default());
                 let segment = initiator.open_segment(name).unwrap();
-                // The last request is of a file that need not be flushed for the others.
-                segment.set_durable(turn == 1);
                 let local = private(&initiator, (COUNT * PIECE) as usize);
                 local.write(0, &pattern((COUNT * PIECE) as usize, turn)).unwrap();
                 let write = |index| {
@@ -109,7 +109,8 @@ fn many_small_requests_of_two_initiators() {
                     request(Opcode::Write, (&local, index * PIECE), &segment, at, PIECE)
                 };
                 let requests: Vec<_> = (0..COUNT).map(write).collect();
-                initiator.submit_and_wait(&requests, LONG).unwrap();
+                // The last request is of a file that need not be flushed for the others.
+                done(&initiator, &requests, &durable(turn == 1));
             });
         }
     });
@@ -126,26 +127,92 @@ fn durable_is_for_files_only() {
     let folder = Folder::new();
     let path = folder.file("durable", &[0; 10_000]);
     let (target, initiator) = pair();
-    let durable = initiator.transports().iter().any(|(name, can)| *name == "nvmeof" && can.durable);
-    assert!(durable);
+    let able = initiator.transports().into_iter().filter(|(_, can)| can.durable);
+    assert_eq!(able.map(|(name, _)| name).collect::<Vec<_>>(), ["nvmeof"]);
     let segment = initiator.open_segment(&target.register_file(&path, writable()).unwrap());
     let segment = segment.unwrap();
-    segment.set_durable(true);
     let local = private(&initiator, 10_000);
     local.write(0, &[7; 10_000]).unwrap();
     let write = request(Opcode::Write, (&local, 0), &segment, 0, 10_000);
-    initiator.submit_and_wait(&[write], LONG).unwrap();
+    done(&initiator, &[write], &durable(true));
     assert_eq!(fs::read(path).unwrap(), [7; 10_000]);
 
     let memory = initiator.open_segment(initiator.name()).unwrap();
-    memory.set_durable(true);
     let remote = common::shared(&initiator, 100);
-    let write = TransferRequest {
+    let to_memory = TransferRequest {
         target: memory.id(),
         target_offset: remote.address(),
         length: 1,
         ..write
     };
-    let error = initiator.submit_and_wait(&[write], LONG).unwrap_err().to_string();
-    assert!(error.contains("nothing is durable there"), "{error}");
+    // All of a submission, or nothing.
+    for (transport, expected) in [
+        (None, "nothing that goes to segment NAME by local is"),
+        (Some("local"), "nothing that goes to segment NAME by local is"),
+        (Some("nvmeof"), "only nvmeof may do it"),
+    ] {
+        let options = SubmitOptions { transport: transport.map(str::to_owned), ..durable(true) };
+        let requests = [write, to_memory].map(|request| TransferRequest { length: 1, ..request });
+        let range = if transport == Some("local") { 1..2 } else { 0..2 };
+        let batch = initiator.allocate_batch(2).unwrap();
+        let index = range.len() - 1;
+        let error = initiator.submit_with(&batch, &requests[range], &options).unwrap_err();
+        let text = error.to_string();
+        assert!(text.starts_with(&format!("request {index}: ")), "{text}");
+        assert!(text.contains(&expected.replace("NAME", initiator.name())), "{text}");
+        assert_eq!(error.kind() == "not_durable", transport != Some("nvmeof"), "{text}");
+        assert_eq!(batch.len(), 0);
+        initiator.free(batch).unwrap();
+    }
+    done(&initiator, &[to_memory], &durable(false));
+}
+
+/// What one thread asks for is not what another one gets, which writes to the same segment at the same time.
+#[test]
+fn each_submission_is_as_durable_as_it_asks_to_be() {
+    const LENGTH: u64 = 4096;
+    const EACH: u64 = 64;
+    let (said, asked) = mpsc::channel();
+    let (_server, name) = fake_target(move |mut stream| {
+        stream.write_all(b"MSFILES\n\x01\0\0\0").unwrap();
+        stream.read_exact(&mut [0; 12]).unwrap();
+        let mut header = [0; 40];
+        while stream.read_exact(&mut header).is_ok() {
+            let length = if header[0] == 1 { LENGTH } else { 0 };
+            stream.read_exact(&mut vec![0; length as usize + 4 * usize::from(header[0])]).unwrap();
+            let offset = u64::from_le_bytes(header[16..24].try_into().unwrap());
+            said.send((header[0] == 1, offset, header[1] == 1)).unwrap();
+            let mut reply = [0; 24];
+            reply[0] = 1;
+            reply[8..16].copy_from_slice(&header[8..16]);
+            if header[0] == 0 {
+                reply[4..8].copy_from_slice(&(LENGTH as u32).to_le_bytes());
+            }
+            stream.write_all(&reply).unwrap();
+            if header[0] == 0 {
+                stream.write_all(&[0; LENGTH as usize]).unwrap();
+            }
+        }
+    });
+    let initiator = engine(NvmeofConfig::default());
+    let segment = initiator.open_segment(&name).unwrap();
+    thread::scope(|scope| {
+        for turn in 0..2 {
+            let (initiator, segment) = (&initiator, segment.clone());
+            scope.spawn(move || {
+                let local = private(initiator, LENGTH as usize);
+                for index in 0..EACH {
+                    let at = (2 * index + turn) * LENGTH;
+                    let all = [Opcode::Write, Opcode::Read];
+                    let all = all.map(|it| request(it, (&local, 0), &segment, at, LENGTH));
+                    done(initiator, &all, &durable(turn == 1));
+                }
+            });
+        }
+    });
+    let asked: Vec<_> = asked.try_iter().collect();
+    assert_eq!(asked.len() as u64, 4 * EACH);
+    for (is_write, offset, durable) in asked {
+        assert_eq!(durable, is_write && offset / LENGTH % 2 == 1, "{is_write} {offset}");
+    }
 }

@@ -7,7 +7,7 @@ use millstream_metadata::SegmentDesc;
 use millstream_transfer::{FileOptions, NvmeofConfig, Opcode};
 
 use crate::common::{LONG, contents, pattern, private};
-use crate::fixture::{Folder, engine, request, says, ways};
+use crate::fixture::{Folder, done, durable, engine, request, says, ways};
 
 /// As Mooncake does it: the descriptor says where this server has the file, and nobody else does I/O.
 #[test]
@@ -37,13 +37,12 @@ fn mapped_files_are_opened_here() {
         let local = private(&initiator, LENGTH);
         let bytes = pattern(LENGTH, 4);
         local.write(0, &bytes).unwrap();
-        segment.set_durable(true);
         // The files of a segment follow each other.
         let requests = |opcode| {
             [(0, 1 << 20), (1 << 20, 100_001), ((1 << 20) + 100_001, (2 << 20) - 100_001)]
                 .map(|(at, length)| request(opcode, (&local, at), &segment, at, length))
         };
-        initiator.submit_and_wait(&requests(Opcode::Write), LONG).unwrap();
+        done(&initiator, &requests(Opcode::Write), &durable(true));
         assert!(fs::read(&first).unwrap() == bytes[..1 << 20]);
         assert!(fs::read(&second).unwrap() == bytes[1 << 20..]);
         local.write(0, &vec![0; LENGTH]).unwrap();

@@ -13,7 +13,7 @@ use millstream_transfer::{Config, NvmeofConfig, Opcode, TransferEngine};
 
 use crate::authority::Authority;
 use crate::common::{LONG, address, contents, pattern, private};
-use crate::fixture::{Folder, Says, engine, request, says, writable};
+use crate::fixture::{Folder, Says, done, durable, engine, request, says, writable};
 
 /// A busy machine has time for a handshake.
 fn patient() -> NvmeofConfig {
@@ -82,11 +82,9 @@ fn files_are_written_and_read_over_tls_also_with_a_token() {
         for (seed, length) in [1, 4096, 70_000, LENGTH].into_iter().enumerate() {
             let (bytes, length) = (pattern(length, seed as u64), length as u64);
             here.write(0, &bytes).unwrap();
-            segment.set_durable(seed == 1);
             let write = [request(Opcode::Write, (&here, 0), &segment, 0, length)];
-            assert_eq!(initiator.submit_and_wait(&write, LONG).unwrap(), length);
+            done(&initiator, &write, &durable(seed == 1));
             assert!(fs::read(&path).unwrap()[..bytes.len()] == bytes, "{length}");
-            segment.set_durable(false);
             let read = [request(Opcode::Read, (&back, 0), &segment, 0, length)];
             assert_eq!(initiator.submit_and_wait(&read, LONG).unwrap(), length);
             assert!(contents(&back, 0, bytes.len()) == bytes, "{length}");
