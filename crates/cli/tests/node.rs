@@ -176,20 +176,31 @@ fn files_are_offered_for_reading_and_writing() {
 
     let (source, copy) = (folder.file("source"), folder.file("copy"));
     fs::write(&source, bytes(2_000_001, 3)).unwrap();
-    let put = |segment: &str| {
-        run(&["put", "--segment", segment, "--offset=12345", "--verify", "--json", &source])
+    let put = |segment: &str, more: &[&str]| {
+        let all = ["put", "--segment", segment, "--offset=12345", "--verify", "--json", &source];
+        run(&[&all, more].concat())
     };
-    let report = put(&segments[1]).success().json();
-    assert_eq!(report["verified"], true);
+    let report = put(&segments[1], &["--durable"]).success().json();
+    assert_eq!((&report["verified"], &report["durable"]), (&true.into(), &true.into()));
     let mut expected = vec![0; 3_000_000];
     expected[12345..2_012_346].copy_from_slice(&bytes(2_000_001, 3));
     assert!(fs::read(&writable).unwrap() == expected);
     let get = ["get", "--segment", &segments[0], "--protocol=nvmeof", "--length=100000", &copy];
     run(&get).success();
     assert!(fs::read(&copy).unwrap() == bytes(100_000, 2));
-    let refused = put(&segments[0]);
+    let refused = put(&segments[0], &[]);
     assert!(!refused.status.success());
     assert!(refused.stderr.contains("do not"), "{}", refused.stderr);
+    // Memory is not durable, whatever leads there.
+    fs::write(&source, [1]).unwrap();
+    let refused = run(&["put", "--segment", host, "--offset=0", "--durable", &source]);
+    assert!(!refused.status.success());
+    let reason = "it is to be durable, and nothing that goes to segment";
+    assert!(refused.stderr.contains(reason), "{}", refused.stderr);
+    assert_eq!(
+        run(&["put", "--segment", host, "--json", &source]).success().json()["durable"],
+        false
+    );
     let bad = run(&["get", "--segment=nvmeof/x", &copy]);
     assert_eq!(
         bad.failure(2),

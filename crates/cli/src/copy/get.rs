@@ -88,7 +88,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     get.progress = None;
     get.target.commit()?;
     let taken = get.pipeline.path()?;
-    let done = Done { taken, bytes: get.length, checksum: get.checksum, time: get.time };
+    let done =
+        Done { taken, bytes: get.length, checksum: get.checksum, time: get.time, durable: None };
     common.report("out of", file, done)
 }
 

@@ -62,6 +62,9 @@ struct Report<'a> {
     crc32c: String,
     /// Whether both ends were compared.
     verified: bool,
+    /// Whether WRITEs counted only once they were durable.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    durable: Option<bool>,
     seconds: f64,
     gb_per_s: f64,
     segment: &'a str,
@@ -79,13 +82,16 @@ struct Done {
     bytes: u64,
     checksum: u32,
     time: Duration,
+    /// Of `put`, whether its WRITEs were to be durable.
+    durable: Option<bool>,
 }
 
 impl Common {
     /// Tells what was done: `what` is "into" or "out of".
     fn report(&self, what: &str, path: &path::Path, done: Done) -> anyhow::Result<()> {
         let Self { segment, offset, .. } = self;
-        let Done { taken: Taken { transport, policy, paths }, bytes, checksum, time } = done;
+        let Done { taken: Taken { transport, policy, paths }, bytes, checksum, time, durable } =
+            done;
         let bytes_per_s = per(bytes as f64, time.as_secs_f64());
         if self.json {
             let report = Report {
@@ -93,6 +99,7 @@ impl Common {
                 bytes,
                 crc32c: format!("{checksum:08x}"),
                 verified: self.verify,
+                durable,
                 seconds: time.as_secs_f64(),
                 gb_per_s: bytes_per_s / 1e9,
                 segment,
@@ -105,9 +112,10 @@ impl Common {
         }
         let (name, bytes) = (output::escaped(path), units::bytes(bytes));
         let verified = if self.verify { ", the same at both ends" } else { "" };
+        let durable = if durable == Some(true) { ", durable" } else { "" };
         output::line(&format!(
             "{name}: {bytes} {what} segment {segment} at offset {offset}, \
-             CRC-32C {checksum:08x}{verified}, {:.2} s, {}",
+             CRC-32C {checksum:08x}{verified}{durable}, {:.2} s, {}",
             time.as_secs_f64(),
             units::rate(bytes_per_s)
         ))

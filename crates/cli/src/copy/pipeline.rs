@@ -4,7 +4,9 @@
 use std::time::{Duration, Instant};
 
 use anyhow::anyhow;
-use millstream_transfer::{Batch, Buffer, Opcode, TransferEngine, TransferRequest, TransferState};
+use millstream_transfer::{
+    Batch, Buffer, Opcode, SubmitOptions, TransferEngine, TransferRequest, TransferState,
+};
 
 use super::session::Trouble;
 use super::watch::Watch;
@@ -28,6 +30,8 @@ pub(super) struct Pipeline {
     /// What is waited for, as messages say it.
     what: String,
     opcode: Opcode,
+    /// Chunks that are written count only once they survive a loss of power.
+    durable: bool,
     /// Where the range starts in the segment's buffer, and its end, as far as that is known.
     offset: u64,
     /// `None` between a failure and the next connection.
@@ -74,6 +78,7 @@ impl Pipeline {
         Ok(Self {
             what: format!("segment {}", opened.segment.name()),
             opcode,
+            durable: false,
             offset,
             opened: Some(opened),
             buffer,
@@ -86,6 +91,11 @@ impl Pipeline {
             probed_at: Instant::now(),
             transport: None,
         })
+    }
+
+    /// The same; what it writes is to be durable, if so.
+    pub(super) fn with_durable(self, durable: bool) -> Self {
+        Self { durable, ..self }
     }
 
     pub(super) fn is_full(&self) -> bool {
@@ -247,7 +257,8 @@ impl Pipeline {
             length,
         };
         let batch = opened.engine.allocate_batch(1).map_err(anyhow::Error::from)?;
-        let submitted = opened.engine.submit_with(&batch, &[request], &opened.wishes.options());
+        let options = SubmitOptions { durable: self.durable, ..opened.wishes.options() };
+        let submitted = opened.engine.submit_with(&batch, &[request], &options);
         submitted.map_err(|error| Trouble::Remote(error.into()))?;
         Ok(batch)
     }

@@ -22,6 +22,9 @@ use crate::settings::SettingsArguments;
 pub(crate) struct Arguments {
     #[command(flatten)]
     common: Common,
+    /// Count bytes as copied only once they survive a loss of power there; of segments that are files
+    #[arg(long)]
+    durable: bool,
     /// The file, read to its end; - is standard input
     file: PathBuf,
 }
@@ -34,7 +37,7 @@ impl Arguments {
 
 /// Runs `put`.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let Arguments { common, file } = arguments;
+    let Arguments { common, durable, file } = arguments;
     let mut session = Session::new("put", &common.reach, &common.segment, common.patience)?;
     let mut watch = Watch::new("put", common.patience.limit());
     let source = Source::open(file, common.length, &mut watch)?;
@@ -42,7 +45,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let room = room(&opened, common.offset, source.length)?;
     watch.restart(source.length);
     let mut put = Put {
-        pipeline: Pipeline::new(opened, Opcode::Write, common.offset)?,
+        pipeline: Pipeline::new(opened, Opcode::Write, common.offset)?.with_durable(*durable),
         progress: progress("put", source.length),
         source,
         room,
@@ -68,7 +71,13 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     put.progress = None;
     put.check(&common.segment)?;
     let taken = put.pipeline.path()?;
-    let done = Done { taken, bytes: put.watch.done, checksum: put.checksum, time: put.time };
+    let done = Done {
+        taken,
+        bytes: put.watch.done,
+        checksum: put.checksum,
+        time: put.time,
+        durable: Some(*durable),
+    };
     common.report("into", file, done)
 }
 
