@@ -14,7 +14,7 @@ use thiserror::Error;
 
 use crate::Driver;
 
-/// The traffic class of packets that may be marked when there is congestion: ECT(0), RFC 3168.
+/// The last two bits of the traffic class of packets that may be marked when there is congestion: ECT(0), RFC 3168.
 pub(crate) const ECT0: u8 = 0b10;
 
 /// How to open a socket.

@@ -27,6 +27,8 @@ fn capture() -> io::Result<Socket> {
 #[test]
 fn the_icrc_is_right_for_the_header_on_the_wire() {
     const TOTAL: usize = 100;
+    /// Of what the sender sends. The ICRC does not cover it.
+    const CLASS: u8 = 0xb8;
     let mut capture = match capture() {
         Ok(capture) => capture,
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
@@ -39,7 +41,8 @@ fn the_icrc_is_right_for_the_header_on_the_wire() {
     // Segmented messages would be captured whole.
     let config = |own| ProgressConfig { segmentation_offload: false, ..config(own) };
     let _receiver = start(config(there), StreamNode::new(there, here, &[1000, 3, 0]), &signal);
-    let sender = start(config(here), StreamNode::new(here, there, &[1000, 3, 0]), &signal);
+    let classed = ProgressConfig { traffic_class: CLASS, ..config(here) };
+    let sender = start(classed, StreamNode::new(here, there, &[1000, 3, 0]), &signal);
     sender.shared().lock().unwrap().total = TOTAL;
     let mut seen = 0;
     let mut buffer = vec![0; 1 << 16];
@@ -55,7 +58,7 @@ fn the_icrc_is_right_for_the_header_on_the_wire() {
         let addressing = Addressing::new(Addresses::from(&ip), &udp);
         let expected = icrc::of_datagram(&addressing, datagram).to_le_bytes();
         assert_eq!(datagram[datagram.len() - ICRC_LENGTH..], expected);
-        assert_eq!(ip.identification, 0);
+        assert_eq!((ip.identification, ip.type_of_service), (0, CLASS));
         seen += 1;
     }
 }

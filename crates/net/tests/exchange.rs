@@ -177,7 +177,7 @@ fn the_congestion_mark_is_seen() {
 }
 
 #[test]
-fn what_is_sent_can_be_marked_if_so_configured() {
+fn what_is_sent_has_the_traffic_class_that_is_set() {
     let open = |address| {
         let (port, buffer_length) = (0, 1 << 16);
         let config = SocketConfig { address, port, segmentation_offload: true, buffer_length };
@@ -186,8 +186,10 @@ fn what_is_sent_can_be_marked_if_so_configured() {
     let sender = open(std::net::Ipv4Addr::LOCALHOST.into());
     let traffic_class = || socket2::SockRef::from(&sender).tos_v4().unwrap();
     assert_eq!(traffic_class(), 0);
-    sender.set_congestion_marks().unwrap();
-    assert_eq!(traffic_class(), 0b10);
+    for class in [0b10, 0xb8, 0xff] {
+        sender.set_traffic_class(class).unwrap();
+        assert_eq!(traffic_class(), u32::from(class));
+    }
 }
 
 #[test]

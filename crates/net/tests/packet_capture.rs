@@ -47,8 +47,9 @@ impl Host {
         let capabilities = QueuePairCapabilities::new(4, 4);
         let pair = QueuePairConfig::new(DOMAIN, queue, capabilities);
         let pair = endpoint.create_queue_pair(&pair).unwrap();
+        let (driver, traffic_class) = (Driver::Packet, 0xb8);
         let config =
-            ProgressConfig { driver: Driver::Packet, segmentation_offload, ..config(address) };
+            ProgressConfig { driver, segmentation_offload, traffic_class, ..config(address) };
         let hook = signal.hook();
         // SAFETY: its memory is never deregistered, and lives as long as the endpoint.
         let progress = place.run(move || unsafe { Progress::start(config, endpoint, hook) });
@@ -211,14 +212,17 @@ fn every_packet_is_well_formed_and_its_checksums_are_right() {
             "ip.flags.df",
             "ip.ttl",
             "udp.checksum",
+            "ip.dsfield.dscp",
+            "ipv6.tclass.dscp",
         ];
         let lines = tshark(name, &fields);
         fs::remove_file(&file).unwrap();
         assert!(lines.len() > 200 && count >= lines.len(), "{} packets", lines.len());
         let (mut single, mut segmented) = (0, 0);
         for line in &lines {
-            let [protocols, ip_status, udp_status, dont_fragment, time_to_live, checksum] =
+            let [protocols, ip_status, udp_status, dont_fragment, time_to_live, checksum, v4, v6] =
                 line.split('\t').collect::<Vec<_>>().try_into().unwrap();
+            assert_eq!(if here.is_ipv4() { v4 } else { v6 }, "46", "{line}");
             assert!(protocols.contains("udp:infiniband"), "{line}");
             assert!(!protocols.contains("malformed"), "{line}");
             let has_checksum = checksum != "0x0000";

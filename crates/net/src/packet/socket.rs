@@ -13,8 +13,7 @@ use super::resolver::Resolver;
 use super::{filter, interface, offload};
 use crate::Driver;
 use crate::socket::{
-    Bound, ECT0, OpenError, SocketConfig, SocketInfo, bind, local, set_buffers, set_option,
-    unsuitable,
+    Bound, OpenError, SocketConfig, SocketInfo, bind, local, set_buffers, set_option, unsuitable,
 };
 
 /// A packet socket that sends and receives the RoCEv2 packets of one address.
@@ -54,9 +53,9 @@ impl PacketSocket {
         self.bound.info()
     }
 
-    /// Marks all that is sent from now on as able to carry congestion marks.
-    pub(crate) fn set_congestion_marks(&mut self) {
-        self.traffic_class = ECT0;
+    /// What is sent from now on has this traffic class.
+    pub(crate) fn set_traffic_class(&mut self, class: u8) {
+        self.traffic_class = class;
     }
 
     pub(super) const fn traffic_class(&self) -> u8 {

@@ -54,6 +54,9 @@ pub struct ProgressConfig {
     /// Let the network mark what is sent when it is congested (ECN), in place of dropping it. The
     /// peers tell of marks, and the node slows down.
     pub congestion_marks: bool,
+    /// The traffic class of what is sent: the byte of IPv6's header of that name, or IPv4's type of service. Its
+    /// last two bits say whether the network may mark, unless `congestion_marks` does.
+    pub traffic_class: u8,
     /// How long at most to look for work before sleeping, where waits are short. Takes a whole core; saves the time of waking up.
     /// Unless it is said, [`Polling::LONGEST_YIELDING`], and the core is offered to other threads at each look ([`Polling::yielding`]).
     pub busy_poll: Option<Duration>,
@@ -72,6 +75,7 @@ impl ProgressConfig {
             segmentation_offload: true,
             buffer_length: SocketConfig::DEFAULT_BUFFER_LENGTH,
             congestion_marks: false,
+            traffic_class: 0,
             busy_poll: None,
             name: "progress".to_owned(),
         }

@@ -12,6 +12,7 @@ use super::ProgressConfig;
 use super::seat::{Buffers, Seat};
 use crate::descriptors::Watched;
 use crate::packet::PacketSocket;
+use crate::socket::ECT0;
 use crate::udp::UdpSocket;
 use crate::{Driver, OpenError, SocketConfig, SocketInfo};
 
@@ -28,6 +29,7 @@ impl Socket {
             operation: "setting the traffic class",
             source,
         };
+        let traffic_class = traffic_class(config);
         let socket_config = SocketConfig {
             address,
             port: config.port,
@@ -40,16 +42,14 @@ impl Socket {
                     true => UdpSocket::open_shared(&socket_config)?,
                     false => UdpSocket::open(&socket_config)?,
                 };
-                if config.congestion_marks {
-                    socket.set_congestion_marks().map_err(failed)?;
+                if traffic_class != 0 {
+                    socket.set_traffic_class(traffic_class).map_err(failed)?;
                 }
                 Self::Udp(Arc::new(socket))
             }
             Driver::Packet => {
                 let mut socket = PacketSocket::open(&socket_config)?;
-                if config.congestion_marks {
-                    socket.set_congestion_marks();
-                }
+                socket.set_traffic_class(traffic_class);
                 Self::Packet(Arc::new(socket))
             }
         })
@@ -96,6 +96,35 @@ impl Socket {
         match self {
             Self::Udp(socket) => Box::new(Buffers::new(Arc::clone(socket))),
             Self::Packet(socket) => Box::new(Buffers::new(Arc::clone(socket))),
+        }
+    }
+}
+
+/// The traffic class of what is sent: with congestion marks, the last two bits say that it may be marked.
+fn traffic_class(config: &ProgressConfig) -> u8 {
+    match config.congestion_marks {
+        true => config.traffic_class & !0b11 | ECT0,
+        false => config.traffic_class,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn marks_take_the_last_bits_of_the_traffic_class() {
+        for (class, congestion_marks, expected) in [
+            (0, false, 0),
+            (0, true, 0b10),
+            (0xb8, false, 0xb8),
+            (0xb8, true, 0xba),
+            (0xff, false, 0xff),
+            (0xff, true, 0xfe),
+        ] {
+            let new = ProgressConfig::new([127, 0, 0, 1].into());
+            let config = ProgressConfig { traffic_class: class, congestion_marks, ..new };
+            assert_eq!(traffic_class(&config), expected, "{class:#x} {congestion_marks}");
         }
     }
 }

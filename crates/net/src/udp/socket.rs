@@ -11,8 +11,8 @@ use socket2::{Domain, Protocol, Socket, Type};
 use crate::Driver;
 use crate::shared_address::{HandOver, Membership};
 use crate::socket::{
-    Bound, ECT0, OpenError, SocketConfig, SocketInfo, bind, local, set_buffers, set_option,
-    unsuitable, wait,
+    Bound, OpenError, SocketConfig, SocketInfo, bind, local, set_buffers, set_option, unsuitable,
+    wait,
 };
 
 /// An unconnected, non-blocking UDP socket bound to one address, that sets don't-fragment.
@@ -97,9 +97,10 @@ impl UdpSocket {
         &self.socket
     }
 
-    /// Marks all that is sent from now on as able to carry congestion marks: ECT(0), RFC 3168.
-    pub fn set_congestion_marks(&self) -> io::Result<()> {
-        let class = libc::c_int::from(ECT0);
+    /// What is sent from now on has this traffic class: the byte of IPv6's header of that name, or IPv4's type of
+    /// service. Its last two bits are those of congestion marks (RFC 3168).
+    pub fn set_traffic_class(&self, class: u8) -> io::Result<()> {
+        let class = libc::c_int::from(class);
         match self.bound.address() {
             IpAddr::V4(_) => set_option(&self.socket, libc::IPPROTO_IP, libc::IP_TOS, class),
             IpAddr::V6(_) => set_option(&self.socket, libc::IPPROTO_IPV6, libc::IPV6_TCLASS, class),
