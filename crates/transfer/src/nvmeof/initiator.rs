@@ -1,19 +1,19 @@
 //! The side that asks for I/O: a link to a target, with a thread that sends and one that receives.
 //!
-//! The connection is made when there is something to do. When it is lost, what is under way fails. A
-//! target that is there says so while it is asked for something, however slow its disk is; so silence
-//! means that it is gone.
+//! The connection is made when there is something to do; deadlines are kept meanwhile. When it is lost, what is
+//! under way fails. A target that is there says so while it is asked for something, however slow its disk is;
+//! so silence means that it is gone.
 
-use std::net::TcpStream;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 use std::{io, mem};
 
-use millstream_metadata::{Gate, HostPort, PeerTls, Purpose, TlsSession, Token, prove};
+use millstream_metadata::{Gate, HostPort, Resolver};
+use millstream_net::ends_between_forks;
 use millstream_net::stream::Readiness;
-use millstream_net::{ends_between_forks, lookup};
 
+use super::connecting::{Connecting, Place};
 use super::flow::{Entry, Part, stuck};
 use super::protocol::{Hello, Outcome, Request};
 use super::queue::{Queue, no_thread};
@@ -48,11 +48,7 @@ pub(super) struct Link {
 }
 
 pub(super) struct Shared {
-    host: String,
-    port: u16,
-    /// What is proved to the target, and by it.
-    token: Option<Token>,
-    tls: Option<PeerTls>,
+    place: Place,
     patience: Patience,
     queue: Queue<Own>,
 }
@@ -74,10 +70,17 @@ struct Own {
 
 impl Link {
     /// `gate`: what this engine asks of callers, which is what it shows and asks of who it calls.
-    pub(super) fn new(host: &str, port: u16, gate: Option<&Gate>, patience: Patience) -> Self {
+    pub(super) fn new(
+        host: &str,
+        port: u16,
+        gate: Option<&Gate>,
+        patience: Patience,
+        resolver: Resolver,
+    ) -> Self {
         let (token, tls) = (gate.and_then(Gate::token), gate.and_then(Gate::tls).cloned());
-        let (host, queue) = (host.to_owned(), Queue::default());
-        Self { shared: Arc::new(Shared { host, port, token, tls, patience, queue }) }
+        let (host, connect) = (host.to_owned(), patience.connect);
+        let place = Place { host, port, token, tls, patience: connect, resolver };
+        Self { shared: Arc::new(Shared { place, patience, queue: Queue::default() }) }
     }
 
     /// Begins to do these tasks.
@@ -88,7 +91,7 @@ impl Link {
 
     /// What is to be seen of it.
     pub(super) fn observe(&self) -> RailMetrics {
-        let Shared { host, port, queue, .. } = &*self.shared;
+        let Shared { place: Place { host, port, .. }, queue, .. } = &*self.shared;
         let mut state = queue.lock();
         let (counters, (requests, bytes)) = state.flow.counters();
         let counters = *counters;
@@ -128,7 +131,7 @@ impl Drop for Link {
 
 impl Shared {
     fn fail(&self, text: &str) {
-        let text = format!("{text} (target {}:{})", self.host, self.port);
+        let text = format!("{text} (target {}:{})", self.place.host, self.place.port);
         let mut state = self.queue.lock();
         state.flow.counters().0.failures += 1;
         state.own.failure = Some(text.clone());
@@ -156,11 +159,12 @@ impl Shared {
                 return self.fail_for(&FailureReason::ShutDown);
             }
             let wire = match self.connect() {
-                Ok(wire) => Arc::new(wire),
-                Err(text) => {
+                Some(Ok(wire)) => Arc::new(wire),
+                Some(Err(text)) => {
                     self.fail(&text);
                     continue;
                 }
+                None => continue,
             };
             let mut state = self.queue.lock();
             if state.stopping {
@@ -192,41 +196,31 @@ impl Shared {
         }
     }
 
-    fn connect(&self) -> Result<Wire, String> {
-        let cannot = |error: io::Error| {
-            format!("cannot connect to the process that has it: {error}: see whether it runs")
-        };
-        let addresses = lookup(&self.host).map_err(cannot)?;
-        let mut last = io::ErrorKind::NotFound.into();
-        let deadline = Instant::now() + self.patience.connect;
-        for mut address in addresses {
-            address.set_port(self.port);
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() || self.queue.lock().stopping {
-                break;
+    /// Connects, and meanwhile ends what is not to be waited for any more. None when the link stops.
+    fn connect(self: &Arc<Self>) -> Option<Result<Wire, String>> {
+        let shared = Arc::clone(self);
+        let wake = move || shared.queue.wake(shared.queue.lock());
+        let connecting = Connecting::begin(self.place.clone(), wake);
+        let mut state = self.queue.lock();
+        loop {
+            if state.stopping {
+                return None;
             }
-            match TcpStream::connect_timeout(&address, left) {
-                Ok(stream) => {
-                    // Not having it costs time, not correctness.
-                    let _ = stream.set_nodelay(true);
-                    let session = self.prove(&stream)?;
-                    return Ok(Wire::new(stream, session));
-                }
-                Err(error) => last = error,
+            // Who wakes has told before, and the lock is held until this waits.
+            if let Some(made) = connecting.poll() {
+                return Some(made);
             }
+            let now = Instant::now();
+            let overdue = state.flow.look_after_unconnected(now);
+            if !overdue.is_empty() {
+                drop(state);
+                overdue.tell();
+                state = self.queue.lock();
+                continue;
+            }
+            let timeout = state.flow.next_look(now).min(connecting.left(now));
+            state = self.queue.wait(state, Some(timeout));
         }
-        Err(cannot(last))
-    }
-
-    /// Has TLS with the target, and proves to it that this side has the token, and has it prove the same, where there are
-    /// a certificate and a token.
-    fn prove(&self, stream: &TcpStream) -> Result<Option<TlsSession>, String> {
-        let deadline = Instant::now() + self.patience.connect;
-        let tls = self.tls.as_ref().map(|tls| (tls, self.host.as_str()));
-        let session = prove(stream, tls, self.token, Purpose::Files, deadline);
-        let session = session.map_err(|error| error.to_string())?;
-        let reset = stream.set_read_timeout(None).and_then(|()| stream.set_write_timeout(None));
-        reset.map(|()| session).map_err(|error| error.to_string())
     }
 
     /// Does what there is to do over a connection, until its end; why that came, unless the receiving
@@ -334,7 +328,12 @@ impl Shared {
     /// What the thread that receives does.
     fn receive(&self, wire: &Wire) {
         let Err(text) = self.try_receive(wire);
-        tracing::debug!(host = self.host, port = self.port, text, "connection for files ended");
+        tracing::debug!(
+            host = self.place.host,
+            port = self.place.port,
+            text,
+            "connection for files ended"
+        );
         let mut state = self.queue.lock();
         state.own.lost.get_or_insert(text);
         self.queue.wake(state);
@@ -410,5 +409,105 @@ impl Shared {
              network are well",
             self.patience.silence
         ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    use millstream_metadata::SegmentDesc;
+
+    use super::*;
+    use crate::batch::Batch;
+    use crate::segment::{OpenSegment, SegmentTable};
+    use crate::tcp::testing::{Room, with_deadline};
+    use crate::transport::Run;
+    use crate::{SegmentId, TransferState};
+
+    /// A bound on failures.
+    const LONG: Duration = Duration::from_secs(60);
+
+    /// A resolver that says nothing before this is dropped, and when it is asked.
+    fn silent() -> (Resolver, Sender<()>, Receiver<String>) {
+        let (end, ended) = channel::<()>();
+        let (ask, asked) = channel();
+        let ended = Mutex::new(ended);
+        let resolver = Resolver::new(move |host| {
+            let _ = ask.send(host.to_owned());
+            let _ = ended.lock().unwrap().recv();
+            Err(io::ErrorKind::NotFound.into())
+        });
+        (resolver, end, asked)
+    }
+
+    fn link(connect: Duration, resolver: Resolver) -> Link {
+        let patience = Patience { connect, silence: LONG, io: LONG };
+        Link::new("some.host", 7, None, patience, resolver)
+    }
+
+    fn segment() -> Arc<OpenSegment> {
+        let text = r#"{"name":"nvmeof/a:1/f","protocol":"nvmeof","buffers":[{"length":4096,"file_path":"/f"}]}"#;
+        let descriptor = SegmentDesc::from_json(text.as_bytes()).unwrap();
+        SegmentTable::new(descriptor).by_id(SegmentId::LOCAL).unwrap()
+    }
+
+    /// Has a link read a file.
+    fn submit(link: &Link, room: &Room, deadline: Option<Instant>) -> Batch {
+        let (batch, _) = with_deadline(Opcode::Read, room.address(), &[100], deadline);
+        let segment = segment();
+        let run = Run {
+            transport: 0,
+            transport_name: super::super::NAME,
+            copies: false,
+            tasks: 0..1,
+            claimed: 0,
+            allowed: crate::path::Allowed::default(),
+            local: Arc::clone(&room.local),
+            view: segment.view(),
+            segment,
+            buffer: 0,
+        };
+        link.submit(Entry::new(&batch.shared, &run, false));
+        batch
+    }
+
+    fn ended(batch: &Batch) -> (TransferState, String) {
+        assert!(batch.wait(LONG, &[]), "it has not ended");
+        let status = batch.status(0).unwrap();
+        (status.state, status.error.map(|error| error.to_string()).unwrap_or_default())
+    }
+
+    #[test]
+    fn nobody_waits_for_a_resolver() {
+        let (resolver, _end, asked) = silent();
+        let (link, room) = (link(LONG, resolver), Room::new(100));
+        let patient = submit(&link, &room, None);
+        assert_eq!(asked.recv_timeout(LONG).unwrap(), "some.host");
+        // Both of its deadlines are earlier than the one before.
+        for time in [Duration::from_millis(100), Duration::ZERO] {
+            let late = submit(&link, &room, Some(Instant::now() + time));
+            assert_eq!(ended(&late).0, TransferState::Timeout);
+        }
+        let canceled = submit(&link, &room, None);
+        assert!(canceled.task(0).unwrap().cancel());
+        assert_eq!(ended(&canceled).0, TransferState::Canceled);
+        assert_eq!(patient.status(0).unwrap().state, TransferState::Waiting);
+        // The resolver is as silent as before.
+        drop(link);
+        let (state, error) = ended(&patient);
+        assert_eq!(state, TransferState::Failed);
+        assert!(error.contains("shut down"), "{error}");
+    }
+
+    #[test]
+    fn a_resolver_is_not_waited_for_longer_than_for_a_connection() {
+        let (resolver, _end, _asked) = silent();
+        let (link, room) = (link(Duration::from_millis(50), resolver), Room::new(100));
+        let (state, error) = ended(&submit(&link, &room, None));
+        assert_eq!(state, TransferState::Failed);
+        let text = "the resolver has not said in time what address its host has";
+        assert!(error.contains(text) && error.contains("target some.host:7"), "{error}");
     }
 }

@@ -4,6 +4,7 @@
 //! a file does the I/O, for initiators that ask it over TCP. Where a segment says that its file is mapped
 //! at the initiator, as Mooncake's do, that opens it itself.
 
+mod connecting;
 mod disk;
 mod flow;
 mod initiator;
@@ -26,8 +27,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::{Duration, SystemTime};
 
 use millstream_metadata::{
-    BufferDesc, FileKey, FileName, FileTargetDesc, Gate, HostPort, NVMEOF, SegmentDesc, Store,
-    timestamp,
+    BufferDesc, FileKey, FileName, FileTargetDesc, Gate, HostPort, NVMEOF, Resolver, SegmentDesc,
+    Store, timestamp,
 };
 use millstream_net::file_io::FileEngine;
 
@@ -61,7 +62,8 @@ pub struct NvmeofConfig {
     pub file_engine: Option<FileEngine>,
     /// Whether aligned I/O goes around the page cache where the file lets it.
     pub direct: bool,
-    /// How long a target may take to accept a connection.
+    /// How long a target may take to accept a connection, and the resolver to find its host before; and as long again to
+    /// prove who it is, where there is a token or a certificate.
     pub connect_timeout: Duration,
     /// How long a target may say nothing while it is asked for something. It says that it is there twice
     /// a second.
@@ -301,7 +303,13 @@ impl NvmeofTransport {
         }
         let NvmeofConfig { connect_timeout: connect, silence, io_timeout: io, .. } = self.config;
         let patience = Patience { connect, silence, io };
-        let link = Arc::new(Link::new(&place.0, place.1, self.gate.as_ref(), patience));
+        let link = Arc::new(Link::new(
+            &place.0,
+            place.1,
+            self.gate.as_ref(),
+            patience,
+            Resolver::system(),
+        ));
         links.insert(place, Arc::downgrade(&link));
         Some(link)
     }

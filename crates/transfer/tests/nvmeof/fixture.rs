@@ -1,13 +1,15 @@
 //! Files, engines that offer them, and processes that say what they want.
 
 use std::fs;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 
-use millstream_metadata::{Frame, Handler, SegmentDesc, Server, ServerConfig};
+use millstream_metadata::{
+    Frame, Gate, Handler, Purpose, SegmentDesc, Server, ServerConfig, Token,
+};
 use millstream_transfer::{
     Buffer, Config, FileEngine, FileOptions, NvmeofConfig, Opcode, Segment, SubmitOptions,
     TransferEngine, TransferRequest, TransferState,
@@ -119,9 +121,14 @@ impl Handler for Says {
 
 /// A process that says this of a file `f`; its segment's name.
 pub(crate) fn says(descriptor: SegmentDesc) -> (Server, String) {
-    let address = SocketAddr::new(address(), 0);
-    let server =
-        Server::start(address, ServerConfig::default(), Arc::new(Says(descriptor))).unwrap();
+    says_at(address(), None, descriptor)
+}
+
+fn says_at(host: IpAddr, token: Option<Token>, descriptor: SegmentDesc) -> (Server, String) {
+    let listener = TcpListener::bind((host, 0)).unwrap();
+    let gate = Gate::with(token, None, Purpose::Handshake, "says");
+    let (config, says) = (ServerConfig::default(), Arc::new(Says(descriptor)));
+    let server = Server::guarded(listener, config, gate, says).unwrap();
     let name = format!("nvmeof/{}/f", server.address());
     (server, name)
 }
@@ -135,20 +142,19 @@ pub(crate) fn fake_target(serve: impl Fn(TcpStream) + Send + 'static) -> (Server
             serve(stream.unwrap());
         }
     });
+    target_at(place, None)
+}
+
+/// A file `f` of a process that is said to answer here. It has this token, if there is one.
+pub(crate) fn target_at(place: SocketAddr, token: Option<Token>) -> (Server, String) {
     let text = format!(
-        r#"{{"name":"nvmeof/a:1/f","protocol":"nvmeof","file_target":{{"host":"{}","port":{}}},
+        r#"{{"name":"nvmeof/a:1/f","protocol":"nvmeof","file_target":{{"host":"{}","port":{},"token":{}}},
         "buffers":[{{"length":1048576,"file_path":"/f","file_key":"{:032x}"}}]}}"#,
         place.ip(),
         place.port(),
+        token.is_some(),
         1
     );
     let descriptor = SegmentDesc::from_json(text.as_bytes()).unwrap();
-    let server = Server::start(
-        SocketAddr::new(place.ip(), 0),
-        ServerConfig::default(),
-        Arc::new(Says(descriptor)),
-    );
-    let server = server.unwrap();
-    let name = format!("nvmeof/{}/f", server.address());
-    (server, name)
+    says_at(place.ip(), token, descriptor)
 }

@@ -6,6 +6,7 @@ mod common;
 #[cfg(feature = "tls")]
 #[path = "../common/authority.rs"]
 mod authority;
+mod connecting;
 mod ending;
 mod fixture;
 mod input_output;

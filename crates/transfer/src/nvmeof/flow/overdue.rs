@@ -30,6 +30,10 @@ pub(in super::super) struct Overdue {
 }
 
 impl Overdue {
+    pub(in super::super) fn is_empty(&self) -> bool {
+        self.late.is_empty() && self.groups.is_empty()
+    }
+
     pub(in super::super) fn tell(self) {
         for entry in self.late {
             entry.end_late();
@@ -73,6 +77,25 @@ impl Flow {
         let deadlines = groups.filter_map(|group| group.handle().deadline());
         self.earliest = deadlines.chain(self.queue.iter().filter_map(Entry::deadline)).min();
         overdue
+    }
+
+    /// The same while there is no connection: what is to begin again is at no target, so that it ends at once.
+    pub(in super::super) fn look_after_unconnected(&mut self, now: Instant) -> Overdue {
+        for slot in std::mem::take(&mut self.again) {
+            let Some(part) = self.parts.at(slot) else { continue };
+            let (group, length) = (part.group, part.length);
+            match self.groups.at(group) {
+                Some(group) if group.handle().ends_early() => group.parts -= 1,
+                _ => {
+                    self.again.push_back(slot);
+                    continue;
+                }
+            }
+            self.parts.remove(slot);
+            self.bytes -= u64::from(length);
+        }
+        // No device has any of it.
+        self.look_after(now, Duration::MAX)
     }
 
     fn look_after_group(
