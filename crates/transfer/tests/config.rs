@@ -2,8 +2,13 @@
 
 mod common;
 
+use std::io::{ErrorKind, Read};
+use std::net::IpAddr;
+use std::time::Duration;
+
 use common::{LONG, address, engine_with, private, request, shared};
-use millstream_transfer::{Config, Opcode, RdmaConfig, TransferEngine};
+use millstream_transfer::{Config, Opcode, RdmaConfig, Settings, Sources, TransferEngine};
+use socket2::{Domain, Protocol, Socket, Type};
 
 #[test]
 fn a_name_without_a_port_is_that_of_an_engine_at_the_default_port() {
@@ -43,6 +48,55 @@ fn engines_of_one_partition_reach_each_other_and_no_others() {
         let write = request(Opcode::Write, (&local, 0), &segment, 0, 100);
         let result = initiator.submit_and_wait(&[write], LONG);
         assert_eq!(result.is_ok(), reached, "{index}: {result:?}");
+    }
+}
+
+/// IPv4 packets of all interfaces, without their link headers; `None`, and the test is skipped, without CAP_NET_RAW.
+fn capture(test: &str) -> Option<Socket> {
+    let protocol = Protocol::from(i32::from((libc::ETH_P_IP as u16).to_be()));
+    let socket = match Socket::new(Domain::PACKET, Type::DGRAM, Some(protocol)) {
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+            let required = std::env::var("MILLSTREAM_REQUIRE").is_ok_and(|value| value == "all");
+            assert!(!required, "{test} needs CAP_NET_RAW, which is not to be had here");
+            println!("skipped {test}: it needs CAP_NET_RAW");
+            return None;
+        }
+        result => result.unwrap(),
+    };
+    socket.set_recv_buffer_size(4 << 20).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    Some(socket)
+}
+
+#[test]
+fn packets_have_the_traffic_class_of_the_settings() {
+    let test = "packets_have_the_traffic_class_of_the_settings";
+    let Some(mut capture) = capture(test) else { return };
+    let settings = |class: &str| {
+        let variables = vec![("MC_IB_TC".to_owned(), class.to_owned())];
+        Settings::load(&Sources { variables, ..Sources::default() }).unwrap()
+    };
+    let (here, there) = (address(), address());
+    let target = engine_with(settings("-1").rdma(&[there]));
+    let initiator = engine_with(settings("184").rdma(&[here]));
+    let _remote = shared(&target, 100);
+    let local = private(&initiator, 100);
+    let segment = initiator.open_segment(target.name()).unwrap();
+    let write = request(Opcode::Write, (&local, 0), &segment, 0, 100);
+    initiator.submit_and_wait(&[write], LONG).unwrap();
+    // The WRITE, and what acknowledges it.
+    for (from, to, class) in [(here, there, 184), (there, here, 0)] {
+        let mut packet = vec![0; 1 << 16];
+        loop {
+            let length = capture.read(&mut packet).expect("a packet of this test");
+            let address =
+                |at: usize| IpAddr::from(<[u8; 4]>::try_from(&packet[at..at + 4]).unwrap());
+            let is_udp = length >= 28 && packet[9] == 17;
+            if is_udp && (address(12), address(16)) == (from, to) {
+                assert_eq!(packet[1], class, "from {from}");
+                break;
+            }
+        }
     }
 }
 

@@ -25,8 +25,6 @@ pub(super) const IGNORED: &[(&str, &str)] = &[
     ("MC_FORCE_HCA", "rdma.provider = \"ibverbs\" or --protocol rdma:ibverbs does this"),
     ("MC_FORCE_MNNVL", NO_GPU),
     ("MC_FORCE_TCP", "--protocol tcp does this"),
-    ("MC_IB_SL", "packets have no service level yet"),
-    ("MC_IB_TC", "packets have no traffic class of the user's choice yet"),
     ("MC_INTRANODE_NVLINK", NO_GPU),
     ("MC_INTRA_NVLINK", NO_GPU),
     ("MC_LEGACY_RPC_PORT_BINDING", "the port in a segment's name is the one that is listened at"),

@@ -39,8 +39,9 @@ pub(super) enum Kind {
         read: fn(&Values) -> &'static str,
         write: fn(&mut Values, &'static str),
     },
-    /// An index up to 255, or -1, which stands for `none`.
+    /// A number up to `most`, or -1, which stands for `none`.
     Index {
+        most: u8,
         none: &'static str,
         read: fn(&Values) -> Option<u8>,
         write: fn(&mut Values, Option<u8>),
@@ -134,10 +135,10 @@ impl Kind {
                 write(values, word);
                 Some(())
             }
-            Self::Index { write, .. } => {
+            Self::Index { most, write, .. } => {
                 let index = if text == "-1" { None } else { Some(whole_number(text)?) };
-                write(values, index.map(u8::try_from).transpose().ok()?);
-                Some(())
+                let index = index.map(u8::try_from).transpose().ok()?;
+                index.is_none_or(|index| index <= most).then(|| write(values, index))
             }
             Self::Host { write, .. } => {
                 let host = (!text.is_empty()).then(|| text.to_owned());
@@ -244,7 +245,7 @@ impl Kind {
                 text.push_str(if others.is_empty() { "" } else { ")" });
                 format!("one of {text}")
             }
-            Self::Index { none, .. } => format!("0 to 255, or -1 for {none}"),
+            Self::Index { most, none, .. } => format!("0 to {most}, or -1 for {none}"),
             Self::Host { none, .. } => {
                 format!("a host name or an address, without a port, or nothing for {none}")
             }

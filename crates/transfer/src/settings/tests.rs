@@ -114,6 +114,8 @@ fn each_variable_of_the_original_has_its_effect() {
             ("MC_MTU", "1024"),
             ("MC_PKEY_INDEX", "3"),
             ("MC_IB_PORT", "2"),
+            ("MC_IB_TC", "106"),
+            ("MC_IB_SL", "3"),
             ("MC_GID_INDEX", "5"),
             ("MC_IB_PCI_RELAXED_ORDERING", "0"),
             ("MC_LOG_LEVEL", "WARNING"),
@@ -140,6 +142,8 @@ fn each_variable_of_the_original_has_its_effect() {
     assert_eq!((rdma.path_round_robin, rdma.max_path_mtu), (false, Mtu::B1024));
     assert_eq!((rdma.partition_key_index, rdma.provider), (3, Some(Provider::Ibverbs)));
     assert_eq!((rdma.ibverbs.port, rdma.ibverbs.gid_index), (2, Some(5)));
+    assert_eq!((rdma.ibverbs.traffic_class, rdma.ibverbs.service_level), (106, 3));
+    assert_eq!(rdma.soft.traffic_class, 106);
     assert!(!rdma.ibverbs.relaxed_ordering);
     assert_eq!(
         (rdma.soft.driver, rdma.soft.busy_poll),
@@ -172,9 +176,9 @@ fn bounds_are_values_and_what_is_beyond_is_refused() {
                 let all = words.iter().chain(others.iter().map(|(other, _)| other));
                 (all.map(|word| word.to_uppercase()).collect(), vec!["frobnicate".to_owned()])
             }
-            Kind::Index { .. } => (
-                ["-1", "0", "255"].map(str::to_owned).to_vec(),
-                ["-2", "256", "+1", "1.5"].map(str::to_owned).to_vec(),
+            Kind::Index { most, .. } => (
+                vec!["-1".to_owned(), "0".to_owned(), most.to_string()],
+                vec![(u32::from(most) + 1).to_string(), "-2".into(), "+1".into(), "1.5".into()],
             ),
             Kind::Host { .. } => (
                 ["host.example", "192.0.2.1", "2001:db8::1", ""].map(str::to_owned).to_vec(),

@@ -34,11 +34,24 @@ pub struct IbverbsConfig {
     /// can. Completions are never overtaken, so only who looks at the bytes before a completion
     /// announces them can tell.
     pub relaxed_ordering: bool,
+    /// The traffic class in the global route header of what its queue pairs send (`MC_IB_TC`).
+    pub traffic_class: u8,
+    /// The service level of its queue pairs, 0 to 15 (`MC_IB_SL`). Over Ethernet, devices make of it the priority
+    /// in a VLAN tag.
+    pub service_level: u8,
 }
 
 impl Default for IbverbsConfig {
     fn default() -> Self {
-        Self { name: None, port: 1, gid_index: None, address: None, relaxed_ordering: true }
+        Self {
+            name: None,
+            port: 1,
+            gid_index: None,
+            address: None,
+            relaxed_ordering: true,
+            traffic_class: 0,
+            service_level: 0,
+        }
     }
 }
 
@@ -81,6 +94,8 @@ pub(crate) struct Device {
     port: u8,
     gid: Entry,
     relaxed_ordering: bool,
+    traffic_class: u8,
+    service_level: u8,
     attributes: DeviceAttributes,
     max_shared_receives: usize,
     registry: Arc<Registry>,
@@ -177,6 +192,8 @@ impl Device {
             port: config.port,
             gid,
             relaxed_ordering: config.relaxed_ordering,
+            traffic_class: config.traffic_class,
+            service_level: config.service_level,
             attributes: attributes(limits, state),
             max_shared_receives: if limits.max_srq > 0 { count(limits.max_srq_wr) } else { 0 },
             registry,
@@ -249,6 +266,16 @@ impl Device {
 
     pub(super) fn relaxed_ordering(&self) -> bool {
         self.relaxed_ordering
+    }
+
+    /// Of all that its queue pairs send.
+    pub(super) fn traffic_class(&self) -> u8 {
+        self.traffic_class
+    }
+
+    /// Of all its queue pairs.
+    pub(super) fn service_level(&self) -> u8 {
+        self.service_level
     }
 
     /// Requests in a shared receive queue; 0 when there are none of these.

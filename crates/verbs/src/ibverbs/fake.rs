@@ -49,6 +49,8 @@ pub(super) struct Script {
     pub(super) after_acknowledgement: Hook,
     /// Nothing works any more.
     pub(super) dead: AtomicBool,
+    /// The address vectors that queue pairs were given.
+    pub(super) ways: Mutex<Vec<ffi::AhAttr>>,
     /// Queue pairs by number.
     pairs: Mutex<HashMap<u32, usize>>,
     events: Mutex<PipeWriter>,
@@ -93,6 +95,10 @@ pub(super) struct Fake {
 
 impl Fake {
     pub(super) fn open() -> Self {
+        Self::open_with(&IbverbsConfig::default())
+    }
+
+    pub(super) fn open_with(config: &IbverbsConfig) -> Self {
         let (events, writer) = io::pipe().unwrap();
         let script = Arc::new(Script {
             answer: Mutex::new(Answer::All),
@@ -100,6 +106,7 @@ impl Fake {
             before_reset: Mutex::default(),
             after_acknowledgement: Hook::default(),
             dead: AtomicBool::new(false),
+            ways: Mutex::default(),
             pairs: Mutex::default(),
             events: Mutex::new(writer),
         });
@@ -126,8 +133,7 @@ impl Fake {
         let gid = Entry { index: 0, gid, version_2: true };
         let limits = context.attributes().unwrap();
         let state = context.port(1).unwrap();
-        let config = IbverbsConfig::default();
-        let device = Device::start(context, "fake", gid, &config, &limits, &state).unwrap();
+        let device = Device::start(context, "fake", gid, config, &limits, &state).unwrap();
         Self { script, device: Arc::new(device) }
     }
 
@@ -500,12 +506,16 @@ unsafe extern "C" fn create_qp(_: *mut ffi::Pd, attributes: *mut ffi::QpInitAttr
     pair.cast()
 }
 
-unsafe extern "C" fn modify_qp(pair: *mut ffi::Qp, attr: *mut ffi::QpAttr, _: c_int) -> c_int {
+unsafe extern "C" fn modify_qp(pair: *mut ffi::Qp, attr: *mut ffi::QpAttr, mask: c_int) -> c_int {
     // SAFETY: live.
-    let (script, pair, to) =
-        unsafe { (script_of((*pair).context), &*pair.cast::<Pair>(), (*attr).qp_state) };
+    let (script, pair, attributes) =
+        unsafe { (script_of((*pair).context), &*pair.cast::<Pair>(), *attr) };
+    let to = attributes.qp_state;
     if script.dead.load(Ordering::SeqCst) {
         return libc::EIO;
+    }
+    if mask & ffi::qp_mask::AV != 0 {
+        lock(&script.ways).push(attributes.ah_attr);
     }
     if to == RESET
         && let Some(hook) = &mut *lock(&script.before_reset)

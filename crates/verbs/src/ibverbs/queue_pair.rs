@@ -356,9 +356,16 @@ impl QueuePair {
             dgid: ffi::Gid(gid_of(remote)),
             sgid_index: self.device.gid_index(),
             hop_limit: HOP_LIMIT,
+            traffic_class: self.device.traffic_class(),
             ..ffi::GlobalRoute::default()
         };
-        ffi::AhAttr { grh, is_global: 1, port_num: self.device.port(), ..ffi::AhAttr::default() }
+        ffi::AhAttr {
+            grh,
+            sl: self.device.service_level(),
+            is_global: 1,
+            port_num: self.device.port(),
+            ..ffi::AhAttr::default()
+        }
     }
 
     /// As the library takes them. Port, partition and address vector are what is fixed here.

@@ -38,6 +38,11 @@ pub struct SoftConfig {
     /// default: it pays where many connections share a link, and costs where few do
     /// (docs/congestion.md). Marks and notifications of peers are answered either way.
     pub congestion_marks: bool,
+    /// The traffic class of all packets: the byte of IPv6's header of that name, or IPv4's type of service
+    /// (`MC_IB_TC`). The first six bits are the DSCP, by which networks choose a queue; the last two say whether
+    /// the network may mark packets, unless `congestion_marks` does. The service level of InfiniBand has no place
+    /// in packets of RoCEv2 without a VLAN tag, which soft devices do not write.
+    pub traffic_class: u8,
     /// How long at most the device's own thread, or one that waits in its place, looks for work before it sleeps, where waits are
     /// short: lower latency for a busy processor. Unless it is said, 200 us, none where a control group gives the process the time of one
     /// processor only, and the processor is offered to other threads at each
@@ -66,6 +71,7 @@ impl SoftConfig {
             segmentation_offload: true,
             icrc: IcrcCheck::AnyIdentification,
             congestion_marks: false,
+            traffic_class: 0,
             busy_poll: None,
             buffer_length: SocketConfig::DEFAULT_BUFFER_LENGTH,
             max_window: EndpointConfig::new(address, 0).max_window,
@@ -330,6 +336,7 @@ fn open_shard(
         share_address: true,
         segmentation_offload: config.segmentation_offload,
         congestion_marks: config.congestion_marks,
+        traffic_class: config.traffic_class,
         busy_poll: config.busy_poll,
         buffer_length: config.buffer_length,
         name,

@@ -25,6 +25,7 @@ pub(super) const ROWS: &[Setting] = &[
         key: "ibverbs.gid_index",
         variables: &["MC_GID_INDEX", "NCCL_IB_GID_INDEX"],
         kind: Kind::Index {
+            most: 255,
             none: "the best of RoCE v2",
             read: |values| values.rdma.ibverbs.gid_index,
             write: |values, index| values.rdma.ibverbs.gid_index = index,

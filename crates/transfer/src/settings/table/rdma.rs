@@ -230,6 +230,37 @@ pub(super) const ROWS: &[Setting] = &[
                   index 0, unless the program gives it more.",
     },
     Setting {
+        key: "rdma.traffic_class",
+        variables: &["MC_IB_TC"],
+        kind: Kind::Index {
+            most: 255,
+            none: "0",
+            read: |values| Some(values.rdma.soft.traffic_class),
+            write: |values, class| {
+                let class = class.unwrap_or(0);
+                values.rdma.soft.traffic_class = class;
+                values.rdma.ibverbs.traffic_class = class;
+            },
+        },
+        scope: Scope::Rdma,
+        meaning: "The traffic class of all packets: IPv6's byte of that name, IPv4's type of service. Networks choose a queue by \
+                  its first six bits, the DSCP: 184 is DSCP 46. The last two are those of congestion marks (ECN): with 2 \
+                  there the network may mark packets, as with soft.congestion_marks, which comes first.",
+    },
+    Setting {
+        key: "rdma.service_level",
+        variables: &["MC_IB_SL"],
+        kind: Kind::Index {
+            most: 15,
+            none: "0",
+            read: |values| Some(values.rdma.ibverbs.service_level),
+            write: |values, level| values.rdma.ibverbs.service_level = level.unwrap_or(0),
+        },
+        scope: Scope::Ibverbs,
+        meaning: "The service level of queue pairs: over Ethernet, adapters make of it the priority in a VLAN tag. Soft \
+                  devices have none, as their packets have no such tag.",
+    },
+    Setting {
         key: "rdma.topology_file",
         variables: &["MC_CUSTOM_TOPO_JSON"],
         kind: Kind::File {

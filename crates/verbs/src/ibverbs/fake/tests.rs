@@ -93,6 +93,20 @@ fn failures() -> Vec<(Answer, bool)> {
 }
 
 #[test]
+fn queue_pairs_have_the_traffic_class_and_the_service_level_of_their_device() {
+    for (traffic_class, service_level) in [(0, 0), (106, 3), (255, 15)] {
+        let default = IbverbsConfig::default();
+        let fake = Fake::open_with(&IbverbsConfig { traffic_class, service_level, ..default });
+        let _pair = fake.connected(&fake.queue());
+        let ways = lock(&fake.script.ways);
+        let told = ways.iter().map(|way| (way.grh.traffic_class, way.sl));
+        assert_eq!(told.collect::<Vec<_>>(), [(traffic_class, service_level)]);
+    }
+    let default = IbverbsConfig::default();
+    assert_eq!((default.traffic_class, default.service_level), (0, 0));
+}
+
+#[test]
 fn a_batch_is_one_call_of_the_device() {
     let fake = Fake::open();
     let queue = fake.queue();
