@@ -1,5 +1,7 @@
 //! What two engines tell each other to connect queue pairs.
 
+use std::net::{IpAddr, SocketAddr};
+
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::Gid;
@@ -63,6 +65,10 @@ pub struct HandShakeDesc {
     /// In a reply that refuses: only connections with higher numbers than this are accepted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch_floor: Option<u64>,
+    /// In a request: where the sender's engine answers. An unspecified address, as `0.0.0.0`, is that of the
+    /// connection by which the request comes ([`HandShakeDesc::received_from`]). Anybody can say anything here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub control_address: Option<SocketAddr>,
     /// The request does not connect. It asks to end the connections of `rail` up to `epoch`, and to
     /// reply once nothing that was sent over them can change memory any more.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -114,6 +120,16 @@ impl HandShakeDesc {
     /// A reply that refuses.
     pub fn refusal(reason: impl Into<String>) -> Self {
         Self { reply_msg: reason.into(), ..Self::default() }
+    }
+
+    /// Takes note of the address that a request has come from, for a sender that answers there.
+    pub fn received_from(&mut self, client: IpAddr) {
+        if let Some(at) = &mut self.control_address
+            && at.ip().to_canonical().is_unspecified()
+        {
+            // A socket for both families shows the addresses of IPv4 as those of IPv6.
+            at.set_ip(client.to_canonical());
+        }
     }
 
     /// Parses the JSON text of one.
@@ -173,6 +189,7 @@ mod tests {
             rail: Some(u16::MAX),
             epoch: Some(u64::MAX),
             epoch_floor: Some(1),
+            control_address: Some("[2001:db8::2]:7001".parse().unwrap()),
             fence: true,
             fenced: Some(2),
             closing: true,
@@ -190,6 +207,30 @@ mod tests {
             ..HandShakeDesc::default()
         };
         assert_eq!(HandShakeDesc::from_json(&handshake.to_json()).unwrap(), handshake);
+    }
+
+    #[test]
+    fn who_answers_everywhere_answers_where_its_requests_come_from() {
+        for (said, client, expected) in [
+            ("192.0.2.1:7001", "198.51.100.1", "192.0.2.1:7001"),
+            ("0.0.0.0:7001", "198.51.100.1", "198.51.100.1:7001"),
+            ("[::]:7001", "2001:db8::1", "[2001:db8::1]:7001"),
+            ("[::]:7001", "::ffff:198.51.100.1", "198.51.100.1:7001"),
+            ("[::ffff:0.0.0.0]:7001", "198.51.100.1", "198.51.100.1:7001"),
+        ] {
+            let control_address = Some(said.parse().unwrap());
+            let mut handshake = HandShakeDesc { control_address, ..HandShakeDesc::default() };
+            handshake.received_from(client.parse().unwrap());
+            assert_eq!(handshake.control_address, Some(expected.parse().unwrap()), "{said}");
+        }
+        let mut handshake = HandShakeDesc::default();
+        handshake.received_from("198.51.100.1".parse().unwrap());
+        assert_eq!(handshake, HandShakeDesc::default());
+        // It is short whoever says it.
+        for text in ["localhost:7001", "192.0.2.1", "192.0.2.1:70000"] {
+            let text = format!(r#"{{"control_address":"{text}"}}"#);
+            assert!(HandShakeDesc::from_json(text.as_bytes()).is_err(), "{text}");
+        }
     }
 
     #[test]

@@ -9,9 +9,21 @@ use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use millstream_metadata::{Gate, Handler, Server, ServerConfig};
+use millstream_metadata::{Gate, Handler, HostPort, Server, ServerConfig};
 
 use crate::listen::listen;
+
+/// Where peers can call an engine back without looking up a name, if they reach it by this one and it listens there. Who
+/// listens everywhere and has the name of a host says so: peers take the address that its calls come from.
+pub(crate) fn without_name(reached_at: &HostPort, listening: SocketAddr) -> SocketAddr {
+    match reached_at.host.parse() {
+        Ok(address) => SocketAddr::new(address, reached_at.port),
+        Err(_) if listening.ip().is_unspecified() => {
+            SocketAddr::new(listening.ip(), reached_at.port)
+        }
+        Err(_) => listening,
+    }
+}
 
 /// The servers of an engine, all with one handler. Dropping it ends them.
 #[derive(Debug)]
@@ -84,5 +96,27 @@ impl ControlPort {
         drop(servers);
         // Each waits for what it is answering.
         drop(others);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_called_back_is_called_at_an_address() {
+        for (reached_at, listening, expected) in [
+            ("192.0.2.1:7000", "192.0.2.1:7000", "192.0.2.1:7000"),
+            // As where ports and addresses are translated.
+            ("192.0.2.1:7000", "10.0.0.1:8000", "192.0.2.1:7000"),
+            ("192.0.2.1:7000", "0.0.0.0:8000", "192.0.2.1:7000"),
+            ("[2001:db8::1]:7000", "[::]:8000", "[2001:db8::1]:7000"),
+            ("host:7000", "10.0.0.1:8000", "10.0.0.1:8000"),
+            ("host:7000", "0.0.0.0:8000", "0.0.0.0:7000"),
+            ("host:7000", "[::]:8000", "[::]:7000"),
+        ] {
+            let called = without_name(&reached_at.parse().unwrap(), listening.parse().unwrap());
+            assert_eq!(called, expected.parse().unwrap(), "{reached_at} {listening}");
+        }
     }
 }

@@ -16,7 +16,7 @@ use millstream_verbs::Device;
 
 use crate::admission::Admission;
 use crate::calls::Calls;
-use crate::control_port::ControlPort;
+use crate::control_port::{self, ControlPort};
 use crate::copier::Copier;
 use crate::listen::listen;
 use crate::local::LocalTransport;
@@ -203,6 +203,7 @@ impl TransferEngine {
         let installing = inner.installing();
         let context = RdmaContext {
             engine: inner.name.clone(),
+            control_address: control_port::without_name(&inner.address, self.address),
             incarnation: inner.incarnation,
             calls: Arc::clone(&inner.calls),
             slice_length: inner.slice_length,

@@ -39,7 +39,8 @@ impl Handler for Answer {
             // What had no type before there were types was this.
             FrameType::Connection | FrameType::OldProtocol => {
                 let reply = match HandShakeDesc::from_json(&request.body) {
-                    Ok(handshake) => {
+                    Ok(mut handshake) => {
+                        handshake.received_from(client.ip());
                         let reply = engine.handshake(&handshake);
                         if !reply.reply_msg.is_empty() {
                             tracing::warn!(%client, reason = reply.reply_msg, "handshake refused");

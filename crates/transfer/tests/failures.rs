@@ -267,7 +267,12 @@ fn who_made_room_for_another_connects_again_at_once() {
     let limited = RdmaConfig { max_accepted_queue_pairs: 1, ..RdmaConfig::new(&[address()]) };
     let target = engine_with(limited);
     let remote = shared(&target, 2 << 20);
-    let initiators = [engine(1), engine(1)];
+    let device = address();
+    let config = Config { host: Some("localhost".to_owned()), ..common::config(device) };
+    let named = TransferEngine::new(config).unwrap();
+    named.install_rdma(RdmaConfig::new(&[device])).unwrap();
+    // The name of the second is no address.
+    let initiators = [engine(1), named];
     let locals = [0, 1].map(|index: usize| private(&initiators[index], 1 << 20));
     let write = |index: usize, round: u64| {
         let bytes = pattern(1 << 20, 2 * round + index as u64);

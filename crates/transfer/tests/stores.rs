@@ -3,18 +3,20 @@
 mod common;
 
 use std::collections::HashMap;
+use std::net::Ipv4Addr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{LONG, address, contents, pattern, private, request, shared};
+use common::{LONG, address, contents, pattern, private, request, shared, wait_for_first_bytes};
+use millstream_lab::Stopwatch;
 use millstream_metadata::{
     KeyValue, KeyValueError, KeyValueErrorKind, KeyValueStore, KeyValueStoreConfig, SegmentDesc,
     StoreError,
 };
 use millstream_transfer::{
-    Config, FileOptions, InstallError, Notification, NvmeofConfig, Opcode, RdmaConfig,
-    RegisterError, SegmentError, TcpConfig, TransferEngine,
+    Config, FailureReason, FileOptions, InstallError, Notification, NvmeofConfig, Opcode,
+    RdmaConfig, RegisterError, SegmentError, TcpConfig, TransferEngine,
 };
 
 /// A metadata server in this process.
@@ -141,6 +143,45 @@ fn engines_with_names_move_bytes_and_messages() {
     drop(initiator);
     drop(target);
     assert!(server.state().entries.is_empty(), "{:?}", server.state());
+}
+
+#[test]
+fn a_target_that_closes_tells_initiators_whose_names_are_no_addresses() {
+    const LENGTH: usize = 4 << 20;
+    let names: [fn(&mut Config); 3] = [
+        |config| config.segment_name = Some("node-b".to_owned()),
+        |config| config.host = Some("localhost".to_owned()),
+        // It answers where its calls come from.
+        |config| {
+            config.host = Some("localhost".to_owned());
+            config.listen = (Ipv4Addr::UNSPECIFIED, 0).into();
+        },
+    ];
+    for (index, name) in names.into_iter().enumerate() {
+        let server = MapServer::default();
+        let target = server.engine("node-a");
+        target.install_rdma(RdmaConfig::new(&[target.listening_at().ip()])).unwrap();
+        let _theirs = shared(&target, LENGTH);
+        let device = address();
+        let mut config = Config::new(device);
+        name(&mut config);
+        let initiator = TransferEngine::with_store(config, server.store()).unwrap();
+        initiator.install_rdma(RdmaConfig::new(&[device])).unwrap();
+        let ours = private(&initiator, LENGTH);
+        let segment = initiator.open_segment("node-a").unwrap();
+        let write = request(Opcode::Write, (&ours, 0), &segment, 0, LENGTH as u64);
+        let batch = initiator.allocate_batch(64).unwrap();
+        initiator.submit(&batch, &[write; 64]).unwrap();
+        wait_for_first_bytes(&initiator, &batch);
+        let stopwatch = Stopwatch::start();
+        drop(target);
+        assert!(initiator.wait(&batch, LONG));
+        let took = stopwatch.took();
+        let error = initiator.status(&batch, 63).unwrap().error.unwrap();
+        println!("{}: {took}, {error}", initiator.name());
+        assert!(matches!(error.reason, FailureReason::Closed), "{index}: {error}");
+        assert!(took.own() < Duration::from_millis(200), "{index}: {took}");
+    }
 }
 
 #[test]

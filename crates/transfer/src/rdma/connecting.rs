@@ -43,6 +43,7 @@ impl Peer {
             start_psn: unconnected.start_psn(),
             path_mtu: Some(own_mtu.bytes() as u32),
             epoch: Some(epoch),
+            control_address: Some(self.shared.context.control_address),
             ..self.greeting(rail)
         };
         let timeout = self.shared.context.calls.timeout();

@@ -24,7 +24,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use millstream_metadata::{
-    DEFAULT_CALL_LIMIT, DeviceDesc, Gid, HandShakeDesc, NicPath, SegmentDesc,
+    DEFAULT_CALL_LIMIT, DeviceDesc, Gid, HandShakeDesc, HostPort, NicPath, SegmentDesc,
 };
 use millstream_net::{ends_between_forks, file_table};
 use millstream_topology::{Address, Priorities, PriorityMatrix, reachable_pairs};
@@ -550,14 +550,12 @@ impl Transport for RdmaTransport {
         let context = &self.shared.context;
         let others = connected.filter(|peer| *peer.name != *context.engine);
         let others: Vec<_> = others.map(|peer| &peer.name).collect();
-        let initiators = self.accepted.stop().into_iter().filter(|name| *name != context.engine);
-        let mut addresses: Vec<_> = initiators.filter_map(|name| name.parse().ok()).collect();
-        // A server may have to be asked.
+        let initiators = self.accepted.stop().into_iter();
+        let initiators = initiators.map(|at| HostPort::from_address(at.ip(), at.port()));
+        // A server may have to be asked, which those do not wait for who are told first.
         let known = others.into_iter().filter_map(|name| context.store.address(name).ok());
-        addresses.extend(known.map(|meta| meta.address));
-        addresses.sort_unstable();
-        addresses.dedup();
-        accepted::tell(&context.calls, context.incarnation, addresses.into_iter());
+        let addresses = initiators.chain(known.map(|meta| meta.address));
+        accepted::tell(&context.calls, context.incarnation, addresses);
         let asking = self.asking.lock().unwrap_or_else(PoisonError::into_inner).take();
         join(asking);
         self.shared.timer.stop();

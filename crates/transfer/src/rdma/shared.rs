@@ -1,5 +1,6 @@
 //! What all peers of the transport share.
 
+use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 
 use millstream_metadata::Store;
@@ -16,6 +17,8 @@ use crate::{Policy, RdmaConfig};
 pub(crate) struct RdmaContext {
     /// The engine's name.
     pub(crate) engine: String,
+    /// Where it answers, as its targets are told.
+    pub(crate) control_address: SocketAddr,
     pub(crate) incarnation: u64,
     pub(crate) calls: Arc<Calls>,
     pub(crate) store: Arc<dyn Store>,

@@ -1,19 +1,21 @@
 //! Telling peers that this engine closes, or has closed their connection: they need not find out by silence.
 //!
 //! Where an initiator answers is what it says itself, and anybody may connect. So only IP addresses are called:
-//! nobody can have this engine look up names, of hosts or at a metadata server.
+//! nobody can have this engine look up names, of hosts or at a metadata server. There is one for each connection at
+//! most, no more are called at a time than [`Calls`] allows, and what is said there means nothing to anybody else.
 
-use std::net::IpAddr;
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use millstream_metadata::{Frame, FrameType, HandShakeDesc, HostPort, NicPath};
 
-use super::store::{Evicted, Sender};
+use super::store::Evicted;
 use crate::calls::Calls;
 
-/// How long telling all of them may take.
+/// How long those who are told may take, from when all addresses are known.
 const PATIENCE: Duration = Duration::from_millis(250);
 
 /// So many are told of a closed connection in a second. They connect again, and drive out each other where there
@@ -39,11 +41,11 @@ impl Notices {
     /// Tells the initiator of a connection, if it would understand. The connection is closed already.
     pub(super) fn evicted(&self, connection: &Evicted) {
         let Evicted { initiator, epoch, sender } = connection;
-        let Some(server) = server_of(sender) else { return };
+        let Some(address) = sender.told_at else { return };
         if !self.may_tell(Instant::now()) {
             return;
         }
-        let Ok(address) = server.parse() else { return };
+        let address = HostPort::from_address(address.ip(), address.port());
         let message = HandShakeDesc {
             evicted: true,
             incarnation: Some(self.incarnation),
@@ -70,25 +72,34 @@ impl Notices {
     }
 }
 
-/// Where a sender is told something, if it would understand: only where its host is an IP address.
-pub(super) fn server_of(sender: &Sender) -> Option<String> {
-    let path = sender.nic_path.parse::<NicPath>().ok().filter(|_| sender.numbered)?;
-    let HostPort { host, .. } = path.server.parse().ok()?;
-    host.parse::<IpAddr>().is_ok().then_some(path.server)
+/// Where the sender of a request to connect is told something: where it says that it answers. Of engines that do not
+/// say so, it is their name, if that has an IP address.
+pub(super) fn address_of(request: &HandShakeDesc) -> Option<SocketAddr> {
+    let by_name = || {
+        let path: NicPath = request.local_nic_path.parse().ok()?;
+        let HostPort { host, port } = path.server.parse().ok()?;
+        Some(SocketAddr::new(host.parse().ok()?, port))
+    };
+    let address = request.control_address.or_else(by_name)?;
+    (!address.ip().is_unspecified() && address.port() != 0).then_some(address)
 }
 
-/// Tells the engines at these addresses, as far as that is quick, that the engine of this incarnation closes.
+/// Tells the engines at these addresses, as far as that is quick, that the engine of this incarnation closes. Each once,
+/// and before the next address is asked for.
 pub(in super::super) fn tell(
     calls: &Calls,
     incarnation: u64,
     addresses: impl Iterator<Item = HostPort>,
 ) {
-    let deadline = Instant::now() + PATIENCE;
     let message =
         HandShakeDesc { closing: true, incarnation: Some(incarnation), ..HandShakeDesc::default() };
     let frame = Frame::new(FrameType::Connection, message.to_json());
     let (done, all_done) = mpsc::channel::<()>();
+    let mut told = BTreeSet::new();
     for address in addresses {
+        if !told.insert(address.clone()) {
+            continue;
+        }
         let done = done.clone();
         let told = Box::new(move |reply: Result<Frame, _>| {
             if let Err(error) = reply {
@@ -99,8 +110,7 @@ pub(in super::super) fn tell(
         calls.call(&address, frame.clone(), PATIENCE, told);
     }
     drop(done);
-    let left = deadline.saturating_duration_since(Instant::now());
-    if matches!(all_done.recv_timeout(left), Err(RecvTimeoutError::Timeout)) {
+    if matches!(all_done.recv_timeout(PATIENCE), Err(RecvTimeoutError::Timeout)) {
         tracing::debug!("not all peers were told in time that this engine closes");
     }
 }
@@ -110,6 +120,32 @@ mod tests {
     use millstream_metadata::ClientConfig;
 
     use super::*;
+
+    #[test]
+    fn initiators_are_told_at_addresses_only() {
+        for (name, said, expected) in [
+            ("192.0.2.1:7000", None, Some("192.0.2.1:7000")),
+            ("[2001:db8::1]:7000", None, Some("[2001:db8::1]:7000")),
+            ("192.0.2.1:7000", Some("192.0.2.2:8000"), Some("192.0.2.2:8000")),
+            ("host:7000", Some("192.0.2.2:8000"), Some("192.0.2.2:8000")),
+            ("node-a", Some("[2001:db8::2]:8000"), Some("[2001:db8::2]:8000")),
+            ("host:7000", None, None),
+            ("node-a", None, None),
+            ("", None, None),
+            ("0.0.0.0:7000", None, None),
+            ("node-a", Some("192.0.2.2:0"), None),
+            // Whoever takes requests knows where they come from.
+            ("node-a", Some("0.0.0.0:8000"), None),
+        ] {
+            let request = HandShakeDesc {
+                local_nic_path: format!("{name}@nic"),
+                control_address: said.map(|said| said.parse().unwrap()),
+                ..HandShakeDesc::default()
+            };
+            let expected = expected.map(|expected| expected.parse().unwrap());
+            assert_eq!(address_of(&request), expected, "{name} {said:?}");
+        }
+    }
 
     #[test]
     fn no_more_are_told_in_a_second_than_may_be() {

@@ -17,6 +17,7 @@ mod tests;
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -175,6 +176,7 @@ impl Accepted {
             device: device.device.name().to_owned(),
             queue_pairs: request.qp_num.clone(),
             numbered: numbered.is_some(),
+            told_at: numbered.and_then(|_| closing::address_of(request)),
         });
         if request.disconnect {
             let initiator = numbered.map_or_else(|| self.name(&sender), |(initiator, _)| initiator);
@@ -249,15 +251,15 @@ impl Accepted {
         drop(self.carry_out(store));
     }
 
-    /// Closes everything, and takes no more questions. Returns the names of the engines that were
+    /// Closes everything, and takes no more questions. Returns where the other engines answer that were
     /// connected and would understand it if they were told.
-    pub(super) fn stop(&self) -> Vec<String> {
+    pub(super) fn stop(&self) -> BTreeSet<SocketAddr> {
         let open = self.lock().stop();
         self.changed.notify_all();
         self.settled.notify_all();
-        open.iter().for_each(|(_, open)| open.connection.halt());
-        let servers = open.iter().filter_map(|(sender, _)| closing::server_of(sender));
-        servers.collect::<BTreeSet<_>>().into_iter().collect()
+        open.iter().for_each(|(.., open)| open.connection.halt());
+        let others = open.iter().filter(|(it, ..)| it.incarnation != self.config.incarnation);
+        others.filter_map(|(_, sender, _)| sender.told_at).collect()
     }
 
     /// Waits until it is the turn of a request: until what is to be closed before is closed.

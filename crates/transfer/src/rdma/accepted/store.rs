@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::mem;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use millstream_metadata::Gid;
@@ -43,6 +44,8 @@ pub(super) struct Sender {
     pub(super) queue_pairs: Vec<u32>,
     /// Whether it numbers its connections.
     pub(super) numbered: bool,
+    /// Where it is told what becomes of its connection, if it would understand.
+    pub(super) told_at: Option<SocketAddr>,
 }
 
 pub(super) enum State {
@@ -349,13 +352,13 @@ impl Store {
     }
 
     /// Ends everything: returns all that is open.
-    pub(super) fn stop(&mut self) -> Vec<(Arc<Sender>, Open)> {
+    pub(super) fn stop(&mut self) -> Vec<(Initiator, Arc<Sender>, Open)> {
         self.stopped = true;
         self.wanted.clear();
         self.by_number.clear();
         self.places.clear();
-        let open = |(_, entry): (Initiator, Entry)| match entry.state {
-            State::Open(open) => Some((entry.peer, open)),
+        let open = |(initiator, entry): (Initiator, Entry)| match entry.state {
+            State::Open(open) => Some((initiator, entry.peer, open)),
             _ => None,
         };
         self.entries.drain().filter_map(open).collect()

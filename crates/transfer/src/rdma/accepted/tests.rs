@@ -252,6 +252,7 @@ fn requests_wait_for_what_others_are_making() {
         device: ours.device.name().to_owned(),
         queue_pairs: vec![17],
         numbered: true,
+        told_at: None,
     });
     let numbered = |epoch| Some((Initiator { incarnation: 1, rail: 0 }, epoch));
     let (initiator, epoch) = accepted.admit(numbered(1), &sender).unwrap();
@@ -286,6 +287,7 @@ fn nobody_waits_for_ever_and_what_nobody_waits_for_is_closed() {
         device: ours.device.name().to_owned(),
         queue_pairs: vec![17],
         numbered: true,
+        told_at: None,
     });
     let stuck = (Initiator { incarnation: 1, rail: 0 }, 1);
     accepted.admit(Some(stuck), &sender).unwrap();
@@ -489,7 +491,14 @@ fn an_engine_that_stops_knows_whom_to_tell_and_accepts_nobody() {
         let known = HandShakeDesc { local_nic_path: path, ..by_rail(4, rail, 1) };
         accepted.accept(&ours, &known).unwrap();
     }
-    assert_eq!(accepted.stop(), ["127.3.2.1:9", "[::1]:9"]);
+    // Names need no lookup where it is said what they lead to. This engine itself is not told.
+    for (incarnation, at) in [(5, "127.3.2.3:9"), (6, "127.3.2.3:9"), (77, "127.3.2.4:9")] {
+        let control_address = Some(at.parse().unwrap());
+        let known = HandShakeDesc { control_address, ..by_rail(incarnation, 1, 1) };
+        accepted.accept(&ours, &known).unwrap();
+    }
+    let told = ["127.3.2.1:9", "127.3.2.3:9", "[::1]:9"].map(|at| at.parse().unwrap());
+    assert_eq!(accepted.stop(), told.into());
     let refusal = accepted.accept(&ours, &by_rail(1, 0, 9)).unwrap_err().reason;
     assert!(refusal.contains("closes"), "{refusal}");
     accepted.fence(&fence(1, 0, 9)).unwrap_err();
