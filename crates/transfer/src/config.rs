@@ -175,6 +175,9 @@ pub struct RdmaConfig {
     /// refuses the connection, is not waited for. As long a WRITE whose connection broke waits for the
     /// peer's confirmation that nothing of it can arrive any more, and at least 2 s.
     pub patience: Duration,
+    /// The longest pause of a pair of NICs that failed 3 times within 10 s. The first is 1 s, or this where it is
+    /// shorter. It doubles each time that the pair fails again before it has completed anything.
+    pub max_pause: Duration,
     /// The acknowledgement timeout of queue pairs as verbs code it: 4.096 us * 2^n, 1 to 31. A peer
     /// counts as gone after 8 of them, or 7 with devices of the system: with 16, after 2.1 s. A busy machine
     /// may well let a process wait for a second.
@@ -209,6 +212,7 @@ impl RdmaConfig {
             send_queue_depth: 256,
             retry_count: 1,
             patience: Duration::ZERO,
+            max_pause: Duration::from_secs(30),
             acknowledge_timeout: 16,
             max_endpoints: 1024,
             max_accepted_queue_pairs: 2048,

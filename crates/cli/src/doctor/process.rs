@@ -111,7 +111,7 @@ fn hidden_processes(facts: &Facts) -> Check {
 
 fn io_uring(facts: &Facts) -> Check {
     const NAME: &str = "io_uring";
-    let cost = "nothing yet: segments that are files will use it";
+    let cost = "targets that offer files read and write them by four threads in its place";
     let degraded = |found: String, remedy: &str| Check::degraded(NAME, found, cost, remedy);
     let sysctl = "sysctl -w kernel.io_uring_disabled=0";
     match (facts.io_uring_disabled, facts.tries.as_ref().map(|tries| &tries.io_uring)) {

@@ -310,27 +310,10 @@ impl RdmaTransport {
     ) -> Flow<AnyPolicy> {
         let Shared { config, clock, context, .. } = &*self.shared;
         let call_timeout = context.calls.timeout();
-        let defaults = millstream_transfer_core::Config::default();
-        let least_silence = self.least_silence(descriptor);
-        // A device that takes its time to send again does so, too, where it had nothing to send again for seconds.
-        let is_usual = least_silence <= defaults.least_silence;
         let flow = millstream_transfer_core::Config {
             slice_length: context.slice_length as u32,
             fragment_ratio: context.fragment_ratio as u32,
-            max_slice_pieces: connection::slice_pieces(config) as u32,
-            // The first attempt is none of the retries.
-            max_attempts: u8::try_from(config.retry_count.saturating_add(1)).unwrap_or(u8::MAX),
-            connect_timeout: call_timeout + CONNECT_MORE,
-            least_silence,
-            least_regular_silence: if is_usual {
-                defaults.least_regular_silence
-            } else {
-                least_silence
-            },
-            connection_silence: retry_time(config) * (u32::from(MAX_RETRIES) + 1),
-            // Long enough for one attempt to connect.
-            patience: config.patience.max(call_timeout + CONNECT_MORE / 5),
-            ..defaults
+            ..flow_config(config, call_timeout, self.least_silence(descriptor))
         };
         let order = match config.path_round_robin {
             true => Order::RoundRobin,
@@ -580,7 +563,57 @@ impl Guard for Regions {
     }
 }
 
+/// What a flow is made with, but for the lengths of its slices.
+fn flow_config(
+    config: &RdmaConfig,
+    call_timeout: Duration,
+    least_silence: Duration,
+) -> millstream_transfer_core::Config {
+    let defaults = millstream_transfer_core::Config::default();
+    // A device that takes its time to send again does so, too, where it had nothing to send again for seconds.
+    let is_usual = least_silence <= defaults.least_silence;
+    millstream_transfer_core::Config {
+        max_slice_pieces: connection::slice_pieces(config) as u32,
+        // The first attempt is none of the retries.
+        max_attempts: u8::try_from(config.retry_count.saturating_add(1)).unwrap_or(u8::MAX),
+        connect_timeout: call_timeout + CONNECT_MORE,
+        least_silence,
+        least_regular_silence: if is_usual {
+            defaults.least_regular_silence
+        } else {
+            least_silence
+        },
+        connection_silence: retry_time(config) * (u32::from(MAX_RETRIES) + 1),
+        // Long enough for one attempt to connect.
+        patience: config.patience.max(call_timeout + CONNECT_MORE / 5),
+        pause: defaults.pause.min(config.max_pause),
+        max_pause: config.max_pause,
+        ..defaults
+    }
+}
+
 /// After how long a queue pair sends again what was not acknowledged: 4.096 us * 2^n (IBTA 9.7.6.1.3).
 fn retry_time(config: &RdmaConfig) -> Duration {
     Duration::from_nanos(4096 << config.acknowledge_timeout.min(31))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_pause_is_longer_than_the_longest() {
+        for (longest_ms, expected_ms) in
+            [(10, (10, 10)), (1000, (1000, 1000)), (5000, (1000, 5000)), (60_000, (1000, 60_000))]
+        {
+            let max_pause = Duration::from_millis(longest_ms);
+            let config = RdmaConfig { max_pause, ..RdmaConfig::new(&[]) };
+            let flow = flow_config(&config, Duration::from_secs(1), Duration::from_millis(100));
+            let pauses = (flow.pause.as_millis(), flow.max_pause.as_millis());
+            assert_eq!(pauses, expected_ms, "{longest_ms} ms");
+        }
+        let flow = flow_config(&RdmaConfig::new(&[]), Duration::from_secs(1), Duration::ZERO);
+        let defaults = millstream_transfer_core::Config::default();
+        assert_eq!((flow.pause, flow.max_pause), (defaults.pause, defaults.max_pause));
+    }
 }

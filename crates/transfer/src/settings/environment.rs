@@ -1,5 +1,6 @@
 //! Variables of the environment that begin with `MC_`: those of settings are in the table, where those that the
-//! original does not have begin with `MILLSTREAM_`, and the others of the original transfer engine are here, each with the reason why it changes nothing.
+//! original does not have begin with `MILLSTREAM_`, and the others of the original transfer engine are here, each with
+//! the reason why it changes nothing, or with what the bindings make of it.
 
 use std::path::Path;
 
@@ -11,6 +12,8 @@ use crate::PolicyFile;
 pub(super) const PREFIX: &str = "MC_";
 
 const NO_GPU: &str = "there are no transports between GPUs yet";
+const NOTIFY: &str = "notifications go over TCP, to the port of handshakes";
+const METRICS: &str = "metrics are not logged: metrics.listen or --http serves them";
 const QUEUE_SIZES: &str = "queues are as long as the settings of rdma make them";
 
 /// Variables of the original that change nothing here, and why.
@@ -24,7 +27,6 @@ pub(super) const IGNORED: &[(&str, &str)] = &[
     ("MC_ENDPOINT_STORE_TYPE", "endpoints are kept, up to rdma.max_endpoints"),
     ("MC_FORCE_HCA", "rdma.provider = \"ibverbs\" or --protocol rdma:ibverbs does this"),
     ("MC_FORCE_MNNVL", NO_GPU),
-    ("MC_FORCE_TCP", "--protocol tcp does this"),
     ("MC_INTRANODE_NVLINK", NO_GPU),
     ("MC_INTRA_NVLINK", NO_GPU),
     ("MC_LEGACY_RPC_PORT_BINDING", "the port in a segment's name is the one that is listened at"),
@@ -39,15 +41,17 @@ pub(super) const IGNORED: &[(&str, &str)] = &[
     ("MC_MLX5_QP_UDP_SPORTS", "adapters of one vendor have no settings of their own"),
     ("MC_NUM_COMP_CHANNELS_PER_CTX", QUEUE_SIZES),
     ("MC_NUM_CQ_PER_CTX", QUEUE_SIZES),
-    ("MC_RDMA_NOTIFY_BUFFER_SIZE", "there are no notifications yet"),
-    ("MC_RDMA_NOTIFY_CONNECT_TIMEOUT_MS", "there are no notifications yet"),
-    ("MC_RDMA_NOTIFY_ENABLED", "there are no notifications yet"),
-    ("MC_RDMA_NOTIFY_MAX_PENDING_SENDS", "there are no notifications yet"),
-    ("MC_RDMA_NOTIFY_OOB_FALLBACK", "there are no notifications yet"),
-    ("MC_RDMA_NOTIFY_RECV_COUNT", "there are no notifications yet"),
-    ("MC_RDMA_RAIL_PAUSE_SECONDS", "pairs of NICs are not paused yet"),
+    ("MC_RDMA_NOTIFY_BUFFER_SIZE", NOTIFY),
+    ("MC_RDMA_NOTIFY_CONNECT_TIMEOUT_MS", NOTIFY),
+    ("MC_RDMA_NOTIFY_ENABLED", NOTIFY),
+    ("MC_RDMA_NOTIFY_MAX_PENDING_SENDS", NOTIFY),
+    ("MC_RDMA_NOTIFY_OOB_FALLBACK", NOTIFY),
+    ("MC_RDMA_NOTIFY_RECV_COUNT", NOTIFY),
     ("MC_RPC_PROTOCOL", "handshakes go over TCP"),
-    ("MC_SLICE_TIMEOUT", "slices have no deadline yet; rdma.acknowledge_timeout ends waiting"),
+    (
+        "MC_SLICE_TIMEOUT",
+        "what is posted waits as rdma.acknowledge_timeout says; whole requests have deadlines, as of classes in transfer.policy_file",
+    ),
     ("MC_TCP_ADMISSION_TIMEOUT_MS", "a batch has room for its tasks: none waits to be admitted"),
     ("MC_TCP_ENABLE_CONNECTION_POOL", "connections are used again where that can be"),
     (
@@ -64,16 +68,40 @@ pub(super) const IGNORED: &[(&str, &str)] = &[
         "MC_TE_METADATA_REFRESH_INTERVAL_SECONDS",
         "descriptors that have proven out of date are asked for again",
     ),
-    ("MC_TE_METRIC", "there are no metrics yet"),
-    ("MC_TE_METRIC_INTERVAL_SECONDS", "there are no metrics yet"),
+    ("MC_TE_METRIC", METRICS),
+    ("MC_TE_METRIC_INTERVAL_SECONDS", METRICS),
     ("MC_TE_RPC_CLIENT_IO_THREADS", "one thread asks all peers"),
     ("MC_TRACK_RDMA_POSTED_SLICES", "what is under way is always known"),
-    ("MC_TRANSFER_TIMEOUT", "who waits says for how long, as --timeout of put and get does"),
     ("MC_USE_IPV6", "addresses say what they are"),
     ("MC_USE_NVLINK_IPC", NO_GPU),
     ("MC_USE_RDMA_TWOSIDED", "rdma reads and writes from one side only"),
     ("MC_WORKERS_PER_CTX", "who waits for a transfer does its work: there are no worker threads"),
     ("MC_YLT_LOG_LEVEL", "MC_LOG_LEVEL is for all logs"),
+];
+
+/// A variable of the original that bindings obey and the command does not.
+pub(super) struct OfBindings {
+    pub(super) name: &'static str,
+    /// What the bindings do.
+    pub(super) there: &'static str,
+    /// What there is for the command in its place.
+    pub(super) here: &'static str,
+}
+
+/// These variables.
+pub(super) const OF_BINDINGS: &[OfBindings] = &[
+    OfBindings {
+        name: "MC_FORCE_TCP",
+        there: "`mooncake.engine` of Python installs no other transport than `tcp`, and relays, where it is set; so does an \
+                engine with `auto_discover` in C where it is not empty",
+        here: "--protocol tcp does this",
+    },
+    OfBindings {
+        name: "MC_TRANSFER_TIMEOUT",
+        there: "how many seconds a call of `mooncake.engine` of Python may take beside a nanosecond for each byte: 5 or more, 30 \
+                by default",
+        here: "put and get have --timeout",
+    },
 ];
 
 /// The password of a Redis metadata server. It has no setting, which others could see.
@@ -106,14 +134,23 @@ pub(super) fn note(variable: &str) -> String {
     if let Some((_, reason)) = IGNORED.iter().find(|(name, _)| *name == variable) {
         return format!("{variable} is ignored: {reason}");
     }
+    if let Some(it) = OF_BINDINGS.iter().find(|it| it.name == variable) {
+        return format!("{variable} is ignored: {}", it.here);
+    }
     let known = settings().flat_map(|setting| setting.variables.iter().copied());
-    let known = known.chain(IGNORED.iter().map(|(name, _)| *name)).chain([REDIS_PASSWORD]);
+    let known = known.chain(others_of_original()).chain([REDIS_PASSWORD]);
     // Not more of it than fits a line.
     let shown: String = variable.chars().take(80).collect();
     match nearest(variable, known) {
         Some(name) => format!("{shown} is no setting, and is ignored: is {name} meant?"),
         None => format!("{shown} is no setting, and is ignored"),
     }
+}
+
+/// The variables of the original that are no settings here.
+fn others_of_original() -> impl Iterator<Item = &'static str> {
+    let ignored = IGNORED.iter().map(|(name, _)| *name);
+    ignored.chain(OF_BINDINGS.iter().map(|it| it.name))
 }
 
 /// The setting whose variable the original has for settings of its own.
@@ -186,6 +223,8 @@ mod tests {
             ),
             ("MC_FROBNICATE", "MC_FROBNICATE is no setting, and is ignored"),
             ("MC_USE_IPV6", "MC_USE_IPV6 is ignored: addresses say what they are"),
+            ("MC_FORCE_TCP", "MC_FORCE_TCP is ignored: --protocol tcp does this"),
+            ("MC_FORCE_TPC", "MC_FORCE_TPC is no setting, and is ignored: is MC_FORCE_TCP meant?"),
         ] {
             assert_eq!(note(variable), expected);
         }
@@ -203,7 +242,7 @@ mod tests {
                 && !concerns_us("PATH")
         );
         let known = settings().flat_map(|setting| setting.variables.iter().copied());
-        for name in known.chain(IGNORED.iter().map(|(name, _)| *name)) {
+        for name in known.chain(others_of_original()) {
             let others = name == "NCCL_IB_GID_INDEX" || name.starts_with(OWN_PREFIX);
             assert_ne!(concerns_us(name), others, "{name}");
         }
@@ -222,7 +261,7 @@ mod tests {
     fn a_variable_has_one_meaning() {
         let mut seen = HashSet::new();
         let variables = settings().flat_map(|setting| setting.variables.iter().copied());
-        for name in variables.chain(IGNORED.iter().map(|(name, _)| *name)) {
+        for name in variables.chain(others_of_original()) {
             assert!(seen.insert(name), "{name}");
             let ours = [PREFIX, OWN_PREFIX].iter().any(|prefix| name.starts_with(prefix));
             assert!(ours || name == "NCCL_IB_GID_INDEX", "{name}");

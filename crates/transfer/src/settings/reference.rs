@@ -1,6 +1,6 @@
 //! The reference of all settings, as a document.
 
-use super::environment::IGNORED;
+use super::environment::{IGNORED, OF_BINDINGS};
 use super::table::settings;
 use super::values::Values;
 
@@ -68,6 +68,14 @@ pub fn reference() -> String {
          | `MILLSTREAM_TOKEN` | the token, in place of the file of `security.token_file` |\n\
          | `MC_REDIS_PASSWORD` | the password of a Redis metadata server, where its URI has none |\n",
     );
+    text.push_str(
+        "\n## Variables of the bindings\n\n\
+         The original has these, too. They are no settings: bindings obey them, and `millstream` says in a note that \
+         it does not.\n\n| variable | in bindings | for the command |\n| --- | --- | --- |\n",
+    );
+    for it in OF_BINDINGS {
+        text.push_str(&format!("| {} | {} | {} |\n", code(it.name), it.there, it.here));
+    }
     text.push_str(
         "\n## Variables that change nothing\n\n\
          The original has these variables, too. They are accepted; `millstream` says in a note that \

@@ -109,6 +109,7 @@ fn each_variable_of_the_original_has_its_effect() {
             ("MC_NUM_QP_PER_EP", "2"),
             ("MC_MAX_WR", "512"),
             ("MC_RETRY_CNT", "9"),
+            ("MC_RDMA_RAIL_PAUSE_SECONDS", "5"),
             ("MC_MAX_EP_PER_CTX", "64"),
             ("MC_PATH_ROUNDROBIN", "0"),
             ("MC_MTU", "1024"),
@@ -139,6 +140,7 @@ fn each_variable_of_the_original_has_its_effect() {
     let rdma = settings.rdma(&[]);
     assert_eq!((rdma.queue_pairs_per_endpoint, rdma.send_queue_depth), (2, 512));
     assert_eq!((rdma.retry_count, rdma.max_endpoints), (9, 64));
+    assert_eq!(rdma.max_pause, Duration::from_secs(5));
     assert_eq!((rdma.path_round_robin, rdma.max_path_mtu), (false, Mtu::B1024));
     assert_eq!((rdma.partition_key_index, rdma.provider), (3, Some(Provider::Ibverbs)));
     assert_eq!((rdma.ibverbs.port, rdma.ibverbs.gid_index), (2, Some(5)));

@@ -96,6 +96,20 @@ pub(super) const ROWS: &[Setting] = &[
                   it.",
     },
     Setting {
+        key: "rdma.max_pause",
+        variables: &["MC_RDMA_RAIL_PAUSE_SECONDS"],
+        kind: Kind::Time {
+            unit: Unit::Seconds,
+            least: Duration::from_millis(10),
+            most: HOUR,
+            read: |values| values.rdma.max_pause,
+            write: |values, time| values.rdma.max_pause = time,
+        },
+        scope: Scope::Rdma,
+        meaning: "The longest pause of a pair of NICs, after 3 failures within 10 s. The first pause is 1 s, or this where \
+                  it is shorter. It doubles each time that the pair fails again before it has completed anything.",
+    },
+    Setting {
         key: "rdma.acknowledge_timeout",
         variables: &[],
         kind: Kind::Number {
