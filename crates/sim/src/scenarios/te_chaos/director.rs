@@ -335,6 +335,9 @@ impl Director {
                     _ => (SliceResult::Broken, "work requests: broken"),
                 };
                 self.tally.one(name);
+                if result == SliceResult::Refused && self.unregister.is_none() {
+                    network.violate(format!("{completion:?}, and no memory was taken back"));
+                }
                 let slice = SliceId::from_bits(completion.id);
                 if let Some(moved) = found.flow.completed(now, slice, result) {
                     let wrong = found.done(network.now(), rail, slice, moved.length);
