@@ -35,7 +35,8 @@ impl Segment {
         self.opened.name().to_owned()
     }
 
-    /// What its process has registered for others, as it was when it was opened or refreshed.
+    /// What its process has registered for others, as it was when it was opened or refreshed. One that makes no sense is
+    /// among them, and a request to it says what is wrong with it.
     #[getter]
     fn buffers(&self) -> PyResult<Vec<Range>> {
         let known = self.known()?;

@@ -57,6 +57,7 @@ impl Inner {
         }
         tracing::info!(segment = name, "asking for its descriptor");
         let (descriptor, way) = self.find(name)?;
+        warn_of_bad_buffers(name, &descriptor, None);
         let (buffers, devices) = (descriptor.buffers.len(), descriptor.devices.len());
         tracing::info!(
             segment = name,
@@ -112,6 +113,7 @@ impl Inner {
         if open.is_bound() && descriptor.incarnation != open.descriptor().incarnation {
             return Err(SegmentError::Restarted { name: open.name.clone() });
         }
+        warn_of_bad_buffers(&open.name, &descriptor, Some(&open.descriptor()));
         open.set_way(way);
         open.replace_descriptor(descriptor, |descriptor| self.tell_transports(open, descriptor));
         Ok(())
@@ -146,14 +148,25 @@ impl Inner {
     /// Asks for a segment's descriptor where it is published.
     fn descriptor(&self, name: &str) -> Result<SegmentDesc, SegmentError> {
         let failed = |error| SegmentError::Store { name: name.to_owned(), error };
-        let descriptor = self.store.segment(name).map_err(failed)?;
-        let left_out = descriptor.buffers_left_out;
-        let bad = descriptor.buffers.iter().position(|buffer| buffer.fault.is_some());
-        if bad.is_some() || left_out > 0 {
-            let first = bad.and_then(|index| descriptor.unusable(index));
-            tracing::warn!(segment = name, first, left_out, "its descriptor has bad buffers");
-        }
-        Ok(descriptor)
+        self.store.segment(name).map_err(failed)
+    }
+}
+
+/// The first bad buffer of a descriptor, and how many were left out.
+fn bad_buffers(descriptor: &SegmentDesc) -> Option<(Option<String>, usize)> {
+    let bad = descriptor.buffers.iter().position(|buffer| buffer.fault.is_some());
+    let first = bad.and_then(|index| descriptor.unusable(index));
+    let left_out = descriptor.buffers_left_out;
+    (first.is_some() || left_out > 0).then_some((first, left_out))
+}
+
+/// Says which buffers of a descriptor are bad, unless they were in the one `before`.
+fn warn_of_bad_buffers(name: &str, descriptor: &SegmentDesc, before: Option<&SegmentDesc>) {
+    let bad = bad_buffers(descriptor);
+    if let Some((first, left_out)) = &bad
+        && before.map(bad_buffers) != Some(bad.clone())
+    {
+        tracing::warn!(segment = name, first, left_out, "its descriptor has bad buffers");
     }
 }
 

@@ -123,7 +123,7 @@ impl View {
     /// Bytes from the start of a buffer to the end of the piece of memory that it is of.
     fn length_from(&self, buffer: usize) -> u64 {
         let buffers = &self.descriptor.buffers;
-        let Some(first) = buffers.get(buffer) else { return 0 };
+        let Some(first) = buffers.get(buffer).filter(|it| it.fault.is_none()) else { return 0 };
         let place = self.order.partition_point(|&index| buffers[index as usize].addr < first.addr);
         let found = self.order.get(place).is_some_and(|&index| index as usize == buffer);
         let end = found.then(|| self.pieces_from(place).last()).flatten();
@@ -577,6 +577,7 @@ mod tests {
         let told = segment.address_of(1, 0, 1).unwrap_err();
         assert!(told.to_string().contains("since it exceeds the address space"), "{told}");
         assert_eq!((told.code(), segment.address_of(2, 0, 1)), (-1, Ok(200)));
+        assert_eq!([0, 1, 2].map(|index| view.length_from(index)), [100, 0, 100]);
         let [_, bad, _] = &segment.buffers()[..] else { panic!("{segment:?}") };
         assert_eq!((bad.length, bad.fault), (u64::MAX - 150, Some("exceeds the address space")));
     }

@@ -67,7 +67,10 @@ class Segment:
         """The name by which it was opened."""
     @property
     def buffers(self) -> list[Range]:
-        """What its process has registered for others, as it was when it was opened or refreshed."""
+        """What its process has registered for others, as it was when it was opened or refreshed.
+
+        One that makes no sense is among them, and a request to it says what is wrong with it.
+        """
     @property
     def locations(self) -> list[str]:
         """Where the memory of each of its buffers is, as ``cpu:0``."""

@@ -324,7 +324,11 @@ impl Started {
             Ok(segment)
         });
         match segment {
-            Ok(segment) => segment.buffers().first().map_or(0, |buffer| buffer.address),
+            Ok(segment) => {
+                let buffers = segment.buffers();
+                let first = buffers.iter().find(|buffer| buffer.fault.is_none());
+                first.map_or(0, |buffer| buffer.address)
+            }
             Err(error) => {
                 complain(error.code(), &error);
                 0

@@ -209,11 +209,12 @@ impl RelayTransport {
         descriptor: &Arc<SegmentDesc>,
     ) -> Result<Way, String> {
         let engine = self.engine.upgrade().ok_or("the engine is shutting down")?;
-        if descriptor.buffers.is_empty() {
+        let usable = (0..).zip(&descriptor.buffers).filter(|(_, buffer)| buffer.fault.is_none());
+        let mut places =
+            usable.map(|(buffer, _)| path::Place { segment, descriptor, buffer }).peekable();
+        if places.peek().is_none() {
             return Err("the segment has no memory".to_owned());
         }
-        let places =
-            (0..descriptor.buffers.len()).map(|buffer| path::Place { segment, descriptor, buffer });
         if engine.leads_without(NAME, places) {
             return Err("others lead there".to_owned());
         }

@@ -230,15 +230,12 @@ fn check(engine: &Inner, segment: &Arc<OpenSegment>) -> Result<(), String> {
     if descriptor.incarnation == Some(engine.incarnation()) {
         return Err("that is the relay's own segment, which it does not relay to".to_owned());
     }
-    if descriptor.buffers.iter().any(|buffer| buffer.file_path.is_some()) {
+    let usable = || (0..).zip(&descriptor.buffers).filter(|(_, buffer)| buffer.fault.is_none());
+    if usable().any(|(_, buffer)| buffer.file_path.is_some()) {
         return Err("it relays to memory, and that segment is a file".to_owned());
     }
-    let mut places = (0..descriptor.buffers.len()).map(|buffer| Place {
-        segment,
-        descriptor: &descriptor,
-        buffer,
-    });
-    if descriptor.buffers.is_empty()
+    let mut places = usable().map(|(buffer, _)| Place { segment, descriptor: &descriptor, buffer });
+    if usable().next().is_none()
         || places.any(|place| engine.choose(place, crate::path::Allowed::default(), &[]).is_some())
     {
         return Ok(());
