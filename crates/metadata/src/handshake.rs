@@ -66,8 +66,13 @@ pub struct HandShakeDesc {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch_floor: Option<u64>,
     /// In a request: where the sender's engine answers. An unspecified address, as `0.0.0.0`, is that of the
-    /// connection by which the request comes ([`HandShakeDesc::received_from`]). Anybody can say anything here.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// connection by which the request comes ([`HandShakeDesc::received_from`]). Anybody can say anything here; what is
+    /// no address counts as none.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "address_if_it_is_one"
+    )]
     pub control_address: Option<SocketAddr>,
     /// The request does not connect. It asks to end the connections of `rail` up to `epoch`, and to
     /// reply once nothing that was sent over them can change memory any more.
@@ -114,6 +119,13 @@ pub struct RelayedDesc {
     pub port: u16,
     /// The JSON text of the segment's descriptor, as the relay has it.
     pub descriptor: String,
+}
+
+fn address_if_it_is_one<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<SocketAddr>, D::Error> {
+    let said = serde_json::Value::deserialize(deserializer)?;
+    Ok(said.as_str().and_then(|text| text.parse().ok()))
 }
 
 impl HandShakeDesc {
@@ -226,10 +238,11 @@ mod tests {
         let mut handshake = HandShakeDesc::default();
         handshake.received_from("198.51.100.1".parse().unwrap());
         assert_eq!(handshake, HandShakeDesc::default());
-        // It is short whoever says it.
-        for text in ["localhost:7001", "192.0.2.1", "192.0.2.1:70000"] {
-            let text = format!(r#"{{"control_address":"{text}"}}"#);
-            assert!(HandShakeDesc::from_json(text.as_bytes()).is_err(), "{text}");
+        // It is a courtesy: nobody is refused for it.
+        for text in [r#""localhost:7001""#, r#""192.0.2.1""#, r#""192.0.2.1:70000""#, "null", "7"] {
+            let text = format!(r#"{{"control_address":{text}}}"#);
+            let handshake = HandShakeDesc::from_json(text.as_bytes()).unwrap();
+            assert_eq!(handshake, HandShakeDesc::default(), "{text}");
         }
     }
 
