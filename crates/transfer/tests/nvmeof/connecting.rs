@@ -38,8 +38,9 @@ fn listener() -> (TcpListener, SocketAddr) {
 
 /// Takes all that the kernel accepts for a listener: from then on it drops what comes.
 fn fill(place: SocketAddr) -> Vec<TcpStream> {
-    let connect = |_| TcpStream::connect_timeout(&place, Duration::from_millis(300)).ok();
-    let taken: Vec<_> = (0..10).map_while(connect).collect();
+    let connect = || TcpStream::connect_timeout(&place, Duration::from_millis(300)).ok();
+    // A busy machine may be late once.
+    let taken: Vec<_> = (0..10).map_while(|_| connect().or_else(connect)).collect();
     assert!(taken.len() < 10, "there is room still");
     taken
 }
