@@ -183,7 +183,7 @@ impl Entry {
         for index in self.next..self.end {
             let task = TaskHandle { batch: Arc::clone(&self.batch), index };
             if task.is_late() {
-                // Nobody looked while there was no connection.
+                // Nobody has looked since.
                 task.end_rest(TransferState::Timeout);
                 continue;
             }

@@ -201,6 +201,7 @@ impl Shared {
         let shared = Arc::clone(self);
         let wake = move || shared.queue.wake(shared.queue.lock());
         let connecting = Connecting::begin(self.place.clone(), wake);
+        // Dropped before `connecting`, whose end waits for a thread that may want this lock.
         let mut state = self.queue.lock();
         loop {
             if state.stopping {
