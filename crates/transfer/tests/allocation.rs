@@ -1,6 +1,6 @@
 //! Between two engines no request costs an allocation, on any thread: submission, posting, the
-//! progress threads of both sides, completions. What a batch keeps besides for some of its tasks is allocated once for all of them. The allocator counts for the whole process, so this
-//! one test has a binary to itself.
+//! progress threads of both sides, completions. What a batch keeps besides for some of its tasks is allocated
+//! once for all of them. The allocator counts for the whole process, so this one test has a binary to itself.
 
 mod common;
 
@@ -12,7 +12,7 @@ use millstream_transfer::{
     Batch, Opcode, Pieces, PiecesRequest, RdmaConfig, SubmitOptions, TransferEngine, TransferPiece,
     TransferRequest, TransferState,
 };
-use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
+use stats_alloc::{INSTRUMENTED_SYSTEM, Region, Stats, StatsAlloc};
 
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
@@ -24,6 +24,28 @@ const ROUNDS: usize = 100;
 /// Of requests of pieces: how many there are, and bytes of each.
 const PIECES: u64 = 8;
 const PIECE: u64 = 256;
+
+/// What batches of so many tasks cost, and these batches, all of which have ended.
+fn cost(
+    engine: &TransferEngine,
+    tasks: usize,
+    warm_up: usize,
+    submit: &dyn Fn(&Batch),
+) -> (Stats, Vec<Batch>) {
+    let batches: Vec<_> =
+        (0..warm_up + ROUNDS).map(|_| engine.allocate_batch(tasks).unwrap()).collect();
+    let run = |batches: &[Batch]| {
+        for batch in batches {
+            submit(batch);
+            assert!(engine.wait(batch, LONG));
+        }
+    };
+    let (warm_up, measured) = batches.split_at(warm_up);
+    run(warm_up);
+    let region = Region::new(ALLOCATOR);
+    run(measured);
+    (region.change(), batches)
+}
 
 #[test]
 fn no_request_costs_an_allocation() {
@@ -43,20 +65,10 @@ fn no_request_costs_an_allocation() {
             request(opcode, (&local, at), &segment, at, BLOCK)
         })
         .collect();
-    let batches: Vec<_> =
-        (0..3 * ROUNDS).map(|_| initiator.allocate_batch(requests.len()).unwrap()).collect();
-    let run = |batches: &[millstream_transfer::Batch]| {
-        for batch in batches {
-            initiator.submit(batch, &requests).unwrap();
-            assert!(initiator.wait(batch, LONG));
-        }
-    };
     // Long enough that every list has had its greatest length, whatever the machine's load.
-    let (warm_up, measured) = batches.split_at(2 * ROUNDS);
-    run(warm_up);
-    let region = Region::new(ALLOCATOR);
-    run(measured);
-    let change = region.change();
+    let (change, _batches) = cost(&initiator, requests.len(), 2 * ROUNDS, &|batch| {
+        initiator.submit(batch, &requests).unwrap();
+    });
     // The first time that the caller and a progress thread post at once, there is one list more.
     assert!(change.allocations <= 1 && change.reallocations == 0, "{change:?}");
     drop(remote);
@@ -69,19 +81,8 @@ fn no_request_costs_an_allocation() {
         .map(|index| index * BLOCK)
         .map(|at| request(Opcode::Write, (&local, at), &segment, at, BLOCK))
         .collect();
-    let batches: Vec<_> =
-        (0..2 * ROUNDS).map(|_| own.allocate_batch(requests.len()).unwrap()).collect();
-    let run = |batches: &[millstream_transfer::Batch]| {
-        for batch in batches {
-            own.submit(batch, &requests).unwrap();
-            assert!(own.wait(batch, LONG));
-        }
-    };
-    let (warm_up, measured) = batches.split_at(ROUNDS);
-    run(warm_up);
-    let region = Region::new(ALLOCATOR);
-    run(measured);
-    let change = region.change();
+    let (change, _batches) =
+        cost(&own, requests.len(), ROUNDS, &|batch| own.submit(batch, &requests).unwrap());
     assert!(change.allocations <= 1 && change.reallocations == 0, "{change:?}");
 
     // Between two processes' engines by shared memory, here of one process.
@@ -132,19 +133,7 @@ fn other_requests(over: &str, [initiator, target]: &[TransferEngine; 2]) {
     let deadline = Some(Instant::now() + Duration::from_secs(3600));
     let timed = SubmitOptions { deadline, ..SubmitOptions::default() };
     let count = |what: &str, for_each_batch: u64, submit: &dyn Fn(&Batch)| {
-        let batches: Vec<_> =
-            (0..3 * ROUNDS).map(|_| initiator.allocate_batch(whole.len()).unwrap()).collect();
-        let run = |batches: &[Batch]| {
-            for batch in batches {
-                submit(batch);
-                assert!(initiator.wait(batch, LONG));
-            }
-        };
-        let (warm_up, measured) = batches.split_at(2 * ROUNDS);
-        run(warm_up);
-        let region = Region::new(ALLOCATOR);
-        run(measured);
-        let change = region.change();
+        let (change, batches) = cost(initiator, whole.len(), 2 * ROUNDS, submit);
         println!("{over}, {what}: {change:?}");
         let most = ROUNDS * for_each_batch as usize + 1;
         assert!(change.allocations <= most, "{over}, {what}: {change:?}");
