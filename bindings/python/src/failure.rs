@@ -275,6 +275,10 @@ impl From<TransferError> for Failure {
             }
             _ => "look whether the peer's process runs and can be reached, and submit again",
         };
+        let failure = match error.range {
+            Some((address, length)) => failure.range(address, length),
+            None => failure,
+        };
         failure.peer(error.peer.to_string()).remedy(remedy)
     }
 }

@@ -256,7 +256,7 @@ mod tests {
     }
 
     fn error() -> TransferError {
-        TransferError { peer: "p".into(), nic: "n".into(), reason: FailureReason::Restarted }
+        TransferError::new("p".into(), "n", FailureReason::Restarted)
     }
 
     #[test]

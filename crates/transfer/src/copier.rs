@@ -169,7 +169,7 @@ impl Way {
             self.segment.mark_stale();
         }
         let peer = self.segment.name.as_str().into();
-        let error = TransferError { peer, nic: self.name().into(), reason: failed.reason };
+        let error = TransferError::new(peer, self.name(), failed.reason);
         self.segment.traffic.failed(slices);
         let task = TaskHandle { batch: Arc::clone(batch), index };
         if failed.elsewhere {
@@ -564,7 +564,7 @@ impl Copier {
                 Ok(way) => way,
                 Err(reason) => {
                     let peer = run.segment.name.as_str().into();
-                    let error = TransferError { peer, nic: "memory".into(), reason };
+                    let error = TransferError::new(peer, "memory", reason);
                     run.give_back(batch);
                     run.handles(batch).for_each(|task| task.fail_rest(&error));
                     continue;
@@ -684,8 +684,7 @@ impl Entry {
 
     fn fail(&self) {
         let peer = self.way.segment.name.as_str().into();
-        let nic = self.way.name().into();
-        let error = TransferError { peer, nic, reason: FailureReason::ShutDown };
+        let error = TransferError::new(peer, self.way.name(), FailureReason::ShutDown);
         for index in self.next..self.end {
             TaskHandle { batch: Arc::clone(&self.batch), index }.fail_rest(&error);
         }

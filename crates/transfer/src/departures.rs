@@ -133,7 +133,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(60);
 
     fn error() -> TransferError {
-        TransferError { peer: "p".into(), nic: "n".into(), reason: FailureReason::ProcessEnded }
+        TransferError::new("p".into(), "n", FailureReason::ProcessEnded)
     }
 
     /// Tasks of two slices that have left their transport: what copies has no owner, and others say how they end.

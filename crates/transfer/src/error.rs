@@ -550,17 +550,36 @@ impl FreeError {
 
 /// Why a task failed: which peer, and how.
 #[derive(Clone, Debug, Error)]
-#[error("peer {peer} (nic {nic}): {reason}")]
+#[error("peer {peer} (nic {nic}): {}{reason}", place(*range, local_nic.as_deref(), reason))]
 pub struct TransferError {
     /// The peer's name: `host:port`.
     pub peer: Arc<str>,
     /// The peer's NIC.
     pub nic: Arc<str>,
+    /// The NIC here, where it is known which one it was.
+    pub local_nic: Option<Arc<str>>,
+    /// What the request was for: the first address in the peer's process, of a file the first byte, and bytes. Of several
+    /// pieces, the smallest range that has all of them.
+    pub range: Option<(u64, u64)>,
     /// What happened.
     pub reason: FailureReason,
 }
 
+/// The range and the NIC here, as a message has them, unless the reason says where it was.
+fn place(range: Option<(u64, u64)>, local_nic: Option<&str>, reason: &FailureReason) -> String {
+    let from = local_nic.map_or_else(String::new, |nic| format!(" by nic {nic} here"));
+    match range.filter(|_| !reason.says_where()) {
+        Some((address, length)) => format!("{length} bytes at {address:#x}{from}: "),
+        None => String::new(),
+    }
+}
+
 impl TransferError {
+    /// Of a request whose range is not known yet.
+    pub(crate) fn new(peer: Arc<str>, nic: &str, reason: FailureReason) -> Self {
+        Self { peer, nic: nic.into(), local_nic: None, range: None, reason }
+    }
+
     /// The number of the C API.
     pub const fn code(&self) -> i32 {
         code::ENDPOINT

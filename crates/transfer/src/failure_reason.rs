@@ -134,6 +134,15 @@ impl FailureReason {
         }
     }
 
+    /// Whether its text says which bytes it was about.
+    pub(crate) fn says_where(&self) -> bool {
+        match self {
+            Self::File(_) | Self::Checksum { range: Some(_), .. } => true,
+            Self::NotFenced(reason) => reason.says_where(),
+            _ => false,
+        }
+    }
+
     /// Whether connecting again may well go better: the peer, or the way to it, did not answer.
     pub(crate) fn may_pass(&self) -> bool {
         match self {

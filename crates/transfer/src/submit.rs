@@ -529,11 +529,8 @@ fn start<R: Requested>(
 }
 
 fn fail_stopped(batch: &Arc<BatchShared>, run: &Run) {
-    let error = crate::TransferError {
-        peer: run.segment.name.as_str().into(),
-        nic: "none".into(),
-        reason: crate::FailureReason::ShutDown,
-    };
+    let peer = run.segment.name.as_str().into();
+    let error = crate::TransferError::new(peer, "none", crate::FailureReason::ShutDown);
     run.give_back(batch);
     run.handles(batch).for_each(|task| task.fail_rest(&error));
 }

@@ -482,8 +482,22 @@ impl<'a> TaskRef<'a> {
     }
 
     /// The first error is the one to report.
+    #[cold]
     fn set_error(&self, error: TransferError) {
-        let _ = self.rare_room().error.set(error);
+        let range = error.range.or_else(|| Some(self.remote_range()));
+        let _ = self.rare_room().error.set(TransferError { range, ..error });
+    }
+
+    /// The first address at the peer, and bytes: of several pieces, the smallest range that has all of them.
+    fn remote_range(&self) -> (u64, u64) {
+        let Some(shape) = self.shape() else {
+            let whole = self.whole();
+            return (whole.target, whole.length);
+        };
+        let pieces = || (0..shape.count()).map(|index| shape.piece(index));
+        let first = pieces().map(|it| it.target).min().unwrap_or(0);
+        let end = pieces().map(|it| it.target.saturating_add(it.length)).max().unwrap_or(first);
+        (first, end - first)
     }
 
     /// Sets the final state.

@@ -202,7 +202,10 @@ fn a_wrong_key_or_length_fails_its_own_request_which_says_what_to_do() {
             assert!(text.starts_with(&format!("peer {peer} (nic {nic}): ")), "{text}");
             assert!(text.contains("remote access error"), "{text}");
             assert!(text.contains("look up its buffers again"), "{text}");
-            assert_eq!(error.code(), -201, "{text}");
+            let here = &ends.initiator.devices()[0];
+            let place = format!(": 8192 bytes at {at:#x} by nic {here} here: ");
+            assert!(text.contains(&place), "{text}");
+            assert_eq!((error.code(), error.range), (-201, Some((at, 8192))), "{text}");
         }
         // Of a request that failed, what is registered of its range may have been written, and nothing else.
         let untouched = if offset == 0 { LENGTH } else { offset as usize };

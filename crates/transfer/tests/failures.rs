@@ -449,7 +449,10 @@ fn handshakes_that_go_wrong() {
     let error = against(|_, _| None);
     assert!(matches!(error.reason, FailureReason::Unreachable(_)), "{error}");
     let error = against(|_, _| Some(HandShakeDesc::refusal("no")));
-    assert!(error.to_string().ends_with("(nic fake_0): it refused to connect: no"), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("(nic fake_0): 4096 bytes at 0x1000 by nic "), "{text}");
+    assert!(text.ends_with(" here: it refused to connect: no"), "{text}");
+    assert!(error.local_nic.is_some() && error.range == Some((4096, 4096)), "{error:?}");
     let error = against(|_, _| Some(HandShakeDesc::default()));
     assert!(error.to_string().contains("0 queue pairs where 1 were expected"), "{error}");
     let error = against(|request, _| {

@@ -227,8 +227,7 @@ impl Ends {
             FailureReason::File(text) => FailureReason::File(format!("{place}: {text}").into()),
             other => other.clone(),
         };
-        let (peer, nic) = (self.segment.name.as_str().into(), super::NAME.into());
-        TransferError { peer, nic, reason }
+        TransferError::new(self.segment.name.as_str().into(), super::NAME, reason)
     }
 }
 

@@ -496,7 +496,7 @@ impl Transport for RdmaTransport {
                 Err(reason) => {
                     let peer = segment.name.as_str().into();
                     let reason = FailureReason::NoPath(reason);
-                    let error = TransferError { peer, nic: "none".into(), reason };
+                    let error = TransferError::new(peer, "none", reason);
                     let handles = runs.iter().flat_map(|run| run.handles(batch));
                     handles.for_each(|task| task.fail_whole(&error));
                 }

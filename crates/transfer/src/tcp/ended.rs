@@ -49,11 +49,9 @@ impl AllEnded {
             {
                 segment.avoided.works(transport);
             }
-            let error = ended.failure.map(|reason| TransferError {
-                peer: segment.name.as_str().into(),
-                nic: transport.into(),
-                reason: *reason,
-            });
+            let error = ended
+                .failure
+                .map(|reason| TransferError::new(segment.name.as_str().into(), transport, *reason));
             let Ended { transferred, undefined: target_undefined, unconfirmed, .. } = ended;
             let end = TaskEnd { state, transferred, target_undefined, unconfirmed, error };
             if !ended.leaves || engine.is_none() {

@@ -454,7 +454,7 @@ impl Transport for TcpTransport {
             let fail = |reason: &str| {
                 let reason = FailureReason::NoPath(reason.to_owned());
                 let peer = run.segment.name.as_str().into();
-                let error = TransferError { peer, nic: NAME.into(), reason };
+                let error = TransferError::new(peer, NAME, reason);
                 run.handles(batch).for_each(|task| task.fail_whole(&error));
             };
             match self.route(run.segment.id) {

@@ -374,7 +374,7 @@ impl Transport for RelayTransport {
             // It was closed since it was looked for.
             let reason = FailureReason::NoPath("the way by a relay was closed".to_owned());
             let peer = run.segment.name.as_str().into();
-            let error = TransferError { peer, nic: NAME.into(), reason };
+            let error = TransferError::new(peer, NAME, reason);
             run.handles(batch).for_each(|task| task.fail_whole(&error));
         }
     }

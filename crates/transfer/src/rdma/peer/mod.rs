@@ -309,7 +309,8 @@ impl Peer {
 
     pub(super) fn error(&self, rail: Option<RailId>, reason: FailureReason) -> TransferError {
         let nic = rail.map_or("none", |rail| self.way(rail).nic.nic.as_str());
-        TransferError { peer: Arc::clone(&self.name), nic: nic.into(), reason }
+        let local_nic = rail.map(|rail| self.device(rail).device.name().into());
+        TransferError { local_nic, ..TransferError::new(Arc::clone(&self.name), nic, reason) }
     }
 }
 
