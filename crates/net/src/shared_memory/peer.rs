@@ -524,8 +524,8 @@ fn forbidden(error: &io::Error) -> String {
     match error.raw_os_error() {
         Some(libc::EPERM | libc::EACCES) => {
             "the kernel forbids process_vm_writev on it: kernel.yama.ptrace_scope must be 0, or this \
-             process have CAP_SYS_PTRACE, and its process be dumpable; memory that its engine allocates \
-             needs neither"
+             process have CAP_SYS_PTRACE, its process be dumpable, and no seccomp filter here refuse it, as \
+             those of containers do; memory that its engine allocates needs none of it"
                 .to_owned()
         }
         Some(libc::ENOSYS) => "process_vm_writev is forbidden here (seccomp?)".to_owned(),
