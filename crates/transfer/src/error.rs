@@ -479,6 +479,22 @@ pub enum SegmentError {
         /// The segment's name.
         name: String,
     },
+    /// A submission was about to ask for its descriptor, for which another one has just waited in vain.
+    /// [`crate::TransferEngine::refresh_segment`] asks at any time.
+    #[error(
+        "segment {name:?} did not answer {ago:.1?} ago, for which a submission has waited {waited:.1?}: one will ask again \
+         in {left:.1?}, and a refresh of the segment asks at once"
+    )]
+    Silent {
+        /// The segment's name.
+        name: String,
+        /// When that ended.
+        ago: Duration,
+        /// How long it was waited for.
+        waited: Duration,
+        /// How long submissions will not ask.
+        left: Duration,
+    },
     /// There is no open segment of this number.
     #[error("segment {0:?} is not open")]
     Unknown(SegmentId),
@@ -497,6 +513,7 @@ impl SegmentError {
             Self::Store { error, .. } => store_code(error),
             Self::NotRelayed { error, .. } => store_code(error),
             Self::Restarted { .. } => code::METADATA,
+            Self::Silent { .. } => code::SOCKET,
             Self::Unknown(_) => code::INVALID_ARGUMENT,
             Self::TooMany { .. } => code::TOO_MANY_REQUESTS,
         }

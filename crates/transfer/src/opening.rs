@@ -114,6 +114,7 @@ impl Inner {
             return Err(SegmentError::Restarted { name: open.name.clone() });
         }
         warn_of_bad_buffers(&open.name, &descriptor, Some(&open.descriptor()));
+        open.answered();
         open.set_way(way);
         open.replace_descriptor(descriptor, |descriptor| self.tell_transports(open, descriptor));
         Ok(())

@@ -17,6 +17,9 @@ use crate::{BufferError, SegmentError};
 /// The most segments open at a time.
 const MAX_SEGMENTS: usize = 65_536;
 
+/// From how long on who asked for a descriptor in vain has waited for it.
+const LONG_WAIT: Duration = Duration::from_millis(100);
+
 /// How long to wait before it is tried again whether a transport reaches a segment.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
 
@@ -60,6 +63,8 @@ pub(crate) struct OpenSegment {
     seen: AtomicU64,
     /// Held while transports are told of a descriptor; whether they have been.
     preparing: Mutex<bool>,
+    /// When a submission has last waited in vain for its descriptor, and how long.
+    silent: Mutex<Option<(Instant, Duration)>>,
     /// When it was last tried whether a segment that no transport reached is reached now.
     tried: Mutex<Option<Instant>>,
     pub(crate) told: Told,
@@ -238,6 +243,7 @@ impl OpenSegment {
             marks: AtomicU64::new(0),
             seen: AtomicU64::new(0),
             preparing: Mutex::new(false),
+            silent: Mutex::new(None),
             tried: Mutex::new(None),
             told: Told::default(),
             avoided: Avoided::default(),
@@ -317,6 +323,34 @@ impl OpenSegment {
         if *prepared {
             prepare(&self.descriptor());
         }
+    }
+
+    /// Has a submission ask for its descriptor, unless one has just waited for that in vain: it is not asked again for as
+    /// long as that took. So who submits to a peer that is silent waits half of the time at most.
+    pub(crate) fn ask(
+        &self,
+        ask: impl FnOnce() -> Result<(), SegmentError>,
+    ) -> Result<(), SegmentError> {
+        let silent = || self.silent.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((since, waited)) = *silent() {
+            let ago = since.elapsed();
+            if let Some(left) = waited.checked_sub(ago).filter(|left| !left.is_zero()) {
+                return Err(SegmentError::Silent { name: self.name.clone(), ago, waited, left });
+            }
+        }
+        let begin = Instant::now();
+        let asked = ask();
+        *silent() = match asked {
+            Ok(()) => None,
+            // Of what is refused at once, another answer can be had at any time.
+            Err(_) => Some((Instant::now(), begin.elapsed())).filter(|it| it.1 >= LONG_WAIT),
+        };
+        asked
+    }
+
+    /// It has answered.
+    pub(crate) fn answered(&self) {
+        *self.silent.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
     /// Whether to try again, since no transport reaches it: not more often than each second.

@@ -372,7 +372,7 @@ impl Inner {
         loop {
             if refresh {
                 let before = view.descriptor.incarnation;
-                self.refresh(&segment)?;
+                segment.ask(|| self.refresh(&segment))?;
                 view = segment.view();
                 refreshed = true;
                 // Its addresses were asked of another process, which may have had other things there.

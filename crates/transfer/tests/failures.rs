@@ -17,8 +17,9 @@ use millstream_metadata::{
     SegmentDesc, Server, ServerConfig,
 };
 use millstream_transfer::{
-    Buffer, Config, FailureReason, Opcode, PeerAffinity, RdmaConfig, Segment, SubmitAndWaitError,
-    SubmitError, SubmitOptions, TransferEngine, TransferError, TransferRequest, TransferState,
+    Buffer, Config, FailureReason, Opcode, PeerAffinity, RdmaConfig, Segment, SegmentError,
+    SubmitAndWaitError, SubmitError, SubmitOptions, TransferEngine, TransferError, TransferRequest,
+    TransferState,
 };
 
 const MIB: u64 = 1 << 20;
@@ -621,6 +622,49 @@ fn a_peer_that_is_silent_is_not_waited_for_long() {
     let initiator = with_limits(Duration::ZERO, Duration::from_millis(200));
     let error = initiator.open_segment(&silent.local_addr().unwrap().to_string()).unwrap_err();
     assert!(error.to_string().contains("gave no whole reply within 200ms"), "{error}");
+}
+
+/// Submissions to it: one waits, the next does not. A refresh asks again at any time.
+#[test]
+fn submissions_do_not_all_wait_for_a_peer_that_is_silent() {
+    let initiator = impatient();
+    let local = private(&initiator, 1000);
+    let target = engine(1);
+    let listen = target.listening_at();
+    let remote = shared(&target, 1000);
+    let segment = initiator.open_segment(target.name()).unwrap();
+    let write = request(Opcode::Write, (&local, 0), &segment, 0, 1000);
+    initiator.submit_and_wait(&[write], LONG).unwrap();
+    drop((remote, target));
+    let refused = || match initiator.submit_and_wait(&[write], LONG) {
+        Err(SubmitAndWaitError::Submit(SubmitError::Refresh(error))) => error,
+        other => panic!("{other:?}"),
+    };
+    // It has said that it closes. What is refused at once is asked for by each submission.
+    for _ in 0..2 {
+        let error = refused();
+        assert!(matches!(error, SegmentError::Store { .. }), "{error}");
+    }
+    let silent = std::net::TcpListener::bind(listen).unwrap();
+    let error = refused();
+    assert!(matches!(error, SegmentError::Store { .. }), "{error}");
+    let error = refused();
+    assert!(matches!(error, SegmentError::Silent { .. }), "{error}");
+    let text = error.to_string();
+    assert!(text.starts_with(&format!("segment \"{}\" did not answer ", segment.name())), "{text}");
+    let error = initiator.refresh_segment(segment.id()).unwrap_err();
+    assert!(matches!(error, SegmentError::Store { .. }), "{error}");
+    // Another one answers: it is asked again, and what it says holds.
+    drop(silent);
+    let config = Config { listen, ..common::config(listen.ip()) };
+    let again = TransferEngine::new(config).unwrap();
+    initiator.refresh_segment(segment.id()).unwrap();
+    let error = initiator.submit_and_wait(&[write], LONG).unwrap_err();
+    assert!(
+        matches!(error, SubmitAndWaitError::Submit(SubmitError::TargetOutOfRange { .. })),
+        "{error}"
+    );
+    drop(again);
 }
 
 #[test]
