@@ -97,6 +97,11 @@ const OTHERS: &[(&str, &str, u64)] = &[
         "control-chaos",
         63202,
     ),
+    (
+        "a task that was refused memory on one rail, and then canceled, waited for another rail that was silent",
+        "te-chaos",
+        98347,
+    ),
 ];
 
 #[test]

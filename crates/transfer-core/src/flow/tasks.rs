@@ -231,12 +231,12 @@ impl<P: Policy> Flow<P> {
     /// slices of other tasks on them are posted again after that. If the peer does not confirm the fence,
     /// other tasks with WRITEs there fail too. Returns whether it was neither over nor about to end.
     pub fn cancel(&mut self, now: Instant, task: TaskId) -> bool {
-        if self.tasks.find(task.0).is_none_or(|task| task.end.is_some()) {
-            return false;
-        }
+        let Some(found) = self.tasks.find(task.0) else { return false };
+        let goes_on = found.end.is_none();
         self.end(task.0.index, End::Canceled);
+        // What is about to end for another reason may have to do so on a rail that is silent.
         self.end_access(now, task.0.index);
-        true
+        goes_on
     }
 
     /// The caller's number of the task of a slice, as long as that is not over.

@@ -182,6 +182,28 @@ fn a_rest_is_no_share_of_nothing() {
     Bench::with(Config { fragment_ratio: 0, ..Config::default() }, &[]);
 }
 
+/// A task that is about to end for another reason may wait for what is in flight on a rail that is silent.
+#[test]
+fn cancel_ends_the_access_of_what_is_about_to_end() {
+    let mut bench = Bench::new();
+    let task = bench.submit(write(7, 2 * SLICE));
+    bench.connect_all();
+    let posts = bench.take_posts();
+    assert_eq!([posts[0].rail, posts[1].rail], [RailId(0), RailId(1)]);
+    bench.complete(posts[0], SliceResult::Refused);
+    let aborted = |bench: &Bench| bench.aborts.iter().map(|abort| abort.0).collect::<Vec<_>>();
+    assert_eq!(aborted(&bench), [RailId(0)], "the other one is waited for");
+    assert!(!bench.flow.cancel(bench.now, task), "it is about to end");
+    bench.poll();
+    assert_eq!(aborted(&bench), [RailId(0), RailId(1)]);
+    bench.abort_all();
+    bench.pass(at(1999));
+    assert_eq!(bench.take_ended(), []);
+    bench.pass(at(2000));
+    assert_eq!(bench.take_ended(), [(7, End::Failed(Failure::Refused), true, 0)]);
+    assert!(!bench.flow.cancel(bench.now, task), "it is over");
+}
+
 #[test]
 fn cancel_says_whether_it_ends_the_task_and_slices_whose_they_are() {
     let mut bench = Bench::new();
