@@ -630,7 +630,7 @@ impl Inner {
 
     /// [`TransferEngine::allocate_batch`].
     pub(crate) fn allocate_batch(&self, capacity: usize) -> Result<Batch, BatchError> {
-        let owned = self.with_transports(|all| all.iter().any(|each| !each.copies()));
+        let owned = self.with_transports(|all| all.iter().any(|each| !each.capabilities().copies));
         Batch::new(capacity, self.slicing, owned, &self.counters)
     }
 

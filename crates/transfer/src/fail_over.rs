@@ -235,9 +235,9 @@ impl Inner {
             let found = in_order(all).find(|(_, transport)| {
                 // A relay is for what is led to by nothing else (docs/relay.md).
                 ![run.transport_name, relay::NAME].contains(&transport.name())
-                    && !transport.copies()
+                    && !transport.capabilities().copies
                     && run.allowed.has(transport.name())
-                    && (transport.takes_gpu() || !run.local.is_gpu())
+                    && (transport.capabilities().gpu_memory || !run.local.is_gpu())
                     && place.led_to_by(*transport)
             });
             found.map(|(index, transport)| (index, transport.name()))

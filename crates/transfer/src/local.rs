@@ -35,18 +35,13 @@ impl Transport for LocalTransport {
         Capabilities {
             own_segment: true,
             remote_segments: false,
-            needs_keys: false,
-            shared_memory: false,
-            durable: false,
+            copies: true,
+            ..Capabilities::REMOTE
         }
     }
 
     fn rank(&self) -> u8 {
         0
-    }
-
-    fn copies(&self) -> bool {
-        true
     }
 
     fn register(&self, _memory: &RawMemory, _remote: bool) -> Result<Registration, String> {

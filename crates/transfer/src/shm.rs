@@ -88,21 +88,11 @@ impl Transport for ShmTransport {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            own_segment: false,
-            remote_segments: true,
-            needs_keys: false,
-            shared_memory: true,
-            durable: false,
-        }
+        Capabilities { shared_memory: true, copies: true, ..Capabilities::REMOTE }
     }
 
     fn rank(&self) -> u8 {
         1
-    }
-
-    fn copies(&self) -> bool {
-        true
     }
 
     fn register(&self, memory: &RawMemory, remote: bool) -> Result<Registration, String> {

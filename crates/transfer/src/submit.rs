@@ -336,8 +336,9 @@ impl Inner {
             runs.push(Run {
                 transport: target.transport,
                 transport_name: target.transport_name,
-                copies: self
-                    .with_transports(|all| all.get(target.transport).is_some_and(|it| it.copies())),
+                copies: self.with_transports(|all| {
+                    all.get(target.transport).is_some_and(|it| it.capabilities().copies)
+                }),
                 tasks: task..task + 1,
                 claimed: task,
                 allowed: target.allowed,

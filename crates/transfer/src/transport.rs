@@ -41,7 +41,8 @@ pub(crate) fn name_of(code: u8) -> Option<&'static str> {
     NAMES.get(usize::from(code).checked_sub(1)?).copied()
 }
 
-/// What a transport can do.
+/// What a transport can do, and needs, where transports differ. All of them read and write, whole and in pieces, of any
+/// length, end tasks by [`crate::TransferEngine::cancel`] and deadlines, and say where a WRITE may still arrive.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Capabilities {
     /// Moves bytes within the engine's own segment.
@@ -52,8 +53,25 @@ pub struct Capabilities {
     pub needs_keys: bool,
     /// Is faster with memory that the engine allocated as shared memory.
     pub shared_memory: bool,
+    /// Moves bytes to and from memory of a GPU here.
+    pub gpu_memory: bool,
+    /// Has the copier of the engine do its tasks, which have no owner then.
+    pub copies: bool,
     /// Can let a WRITE count only once it survives a loss of power ([`crate::SubmitOptions::durable`]).
     pub durable: bool,
+}
+
+impl Capabilities {
+    /// Those of a transport to other processes that does nothing special.
+    pub(crate) const REMOTE: Self = Self {
+        own_segment: false,
+        remote_segments: true,
+        needs_keys: false,
+        shared_memory: false,
+        gpu_memory: true,
+        copies: false,
+        durable: false,
+    };
 }
 
 /// Tasks of one batch, one after the other, between the same two pieces of memory, and what the engine
@@ -129,16 +147,6 @@ pub(crate) trait Transport: Send + Sync {
     /// When it is tried: 0 first, 3 last. Of equals, those that were installed before.
     fn rank(&self) -> u8 {
         2
-    }
-
-    /// Whether it has the copier do its tasks, which have no owner then.
-    fn copies(&self) -> bool {
-        false
-    }
-
-    /// Whether it moves bytes to and from memory of a GPU here.
-    fn takes_gpu(&self) -> bool {
-        true
     }
 
     /// Registers memory with all devices.

@@ -348,17 +348,7 @@ impl Transport for NvmeofTransport {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            own_segment: false,
-            remote_segments: true,
-            needs_keys: false,
-            shared_memory: false,
-            durable: true,
-        }
-    }
-
-    fn takes_gpu(&self) -> bool {
-        false
+        Capabilities { gpu_memory: false, durable: true, ..Capabilities::REMOTE }
     }
 
     fn register(&self, _memory: &RawMemory, _remote: bool) -> Result<Registration, String> {

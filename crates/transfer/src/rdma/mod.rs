@@ -413,13 +413,7 @@ impl Transport for RdmaTransport {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            own_segment: false,
-            remote_segments: true,
-            needs_keys: true,
-            shared_memory: false,
-            durable: false,
-        }
+        Capabilities { needs_keys: true, ..Capabilities::REMOTE }
     }
 
     fn register(&self, memory: &RawMemory, remote: bool) -> Result<Registration, String> {

@@ -320,13 +320,7 @@ impl Transport for TcpTransport {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            own_segment: false,
-            remote_segments: true,
-            needs_keys: false,
-            shared_memory: false,
-            durable: false,
-        }
+        Capabilities::REMOTE
     }
 
     /// Who is at memory is in its gate, which is closed when it is unregistered: there is nothing to keep.

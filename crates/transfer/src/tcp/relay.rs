@@ -256,13 +256,7 @@ impl Transport for RelayTransport {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            own_segment: false,
-            remote_segments: true,
-            needs_keys: false,
-            shared_memory: false,
-            durable: false,
-        }
+        Capabilities::REMOTE
     }
 
     fn rank(&self) -> u8 {
