@@ -7,7 +7,7 @@ use millstream_wire::{Mtu, Psn, Qpn};
 use thiserror::Error;
 
 use crate::transitions::check_transition;
-use crate::{Access, Transport};
+use crate::{Access, PortAddress, Transport};
 
 /// The state of a queue pair.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
@@ -82,6 +82,8 @@ pub struct QueuePairAttributes {
     pub access: Option<Access>,
     /// The peer's address.
     pub remote_address: Option<IpAddr>,
+    /// The LID that belongs to that address ([`PortAddress::lid`]); 0, as it is in RoCE, without one.
+    pub remote_lid: u16,
     /// Payload bytes per packet.
     pub path_mtu: Option<Mtu>,
     /// The peer's queue pair.
@@ -160,6 +162,11 @@ impl QueuePairAttributes {
         .filter_map(|(given, attribute)| given.then_some(attribute))
     }
 
+    /// The peer's port, if it is given.
+    pub fn remote_port(&self) -> Option<PortAddress> {
+        self.remote_address.map(|ip| PortAddress { ip, lid: self.remote_lid })
+    }
+
     /// Whether a queue pair of this transport in state `from` on a device at `local` takes them;
     /// returns the state that it goes to. Every provider asks this first, so that all of them
     /// refuse alike.
@@ -167,11 +174,12 @@ impl QueuePairAttributes {
         &self,
         transport: Transport,
         from: QueuePairState,
-        local: IpAddr,
+        local: PortAddress,
     ) -> Result<QueuePairState, ModifyError> {
         let to = self.state.unwrap_or(from);
         check_transition(transport, from, to, self)?;
-        check_ranges(local, self)?;
+        self.remote_port().map_or(Ok(()), |remote| local.check_peer(&remote))?;
+        check_ranges(self)?;
         Ok(to)
     }
 }
@@ -237,6 +245,23 @@ pub enum ModifyError {
         /// The address given.
         remote: IpAddr,
     },
+    /// One port is of InfiniBand and the other is not.
+    #[error(
+        "{local} and {remote} are ports of different kinds, InfiniBand and Ethernet (which has no LID): \
+         no packet gets from one to the other"
+    )]
+    LinkLayer {
+        /// The device's port.
+        local: PortAddress,
+        /// The peer's.
+        remote: PortAddress,
+    },
+    /// The peer's port is of InfiniBand, and its LID is not that of a port.
+    #[error("the LID of {} is said to be {:#06x}: that of a port is 0x0001 to 0xbfff", remote.ip, remote.lid)]
+    RemoteLid {
+        /// The peer's port.
+        remote: PortAddress,
+    },
     /// A device of the system refused; an [`crate::Endpoint`] never does.
     #[error("{call} failed: {}", std::io::Error::from_raw_os_error(*code))]
     System {
@@ -248,12 +273,7 @@ pub enum ModifyError {
 }
 
 /// Whether the values of the attributes are possible.
-fn check_ranges(local: IpAddr, attributes: &QueuePairAttributes) -> Result<(), ModifyError> {
-    if let Some(remote) = attributes.remote_address
-        && remote.is_ipv4() != local.is_ipv4()
-    {
-        return Err(ModifyError::AddressFamily { local, remote });
-    }
+fn check_ranges(attributes: &QueuePairAttributes) -> Result<(), ModifyError> {
     for (attribute, value, limit, range) in [
         (Attribute::MinimumRnrTimer, attributes.minimum_rnr_timer, 31, "0 to 31"),
         (Attribute::Timeout, attributes.timeout, 31, "0 to 31"),

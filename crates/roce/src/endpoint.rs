@@ -309,7 +309,7 @@ impl<M: Memory> Endpoint<M> {
         let Some(pair) = self.queue_pairs[index].as_mut() else {
             return Err(ModifyError::Unknown(qpn));
         };
-        let to = attributes.check(pair.transport, pair.state, config.address)?;
+        let to = attributes.check(pair.transport, pair.state, config.address.into())?;
         if let Some(index) = attributes.partition_key_index
             && config.partition_key(index).is_none()
         {

@@ -109,7 +109,7 @@ fn check(
     from: State,
     attributes: &QueuePairAttributes,
 ) -> Result<State, ModifyError> {
-    attributes.check(transport, from, [10, 0, 0, 1].into())
+    attributes.check(transport, from, core::net::IpAddr::from([10, 0, 0, 1]).into())
 }
 
 const TRANSPORTS: [Transport; 2] = [Transport::ReliableConnection, Transport::UnreliableDatagram];

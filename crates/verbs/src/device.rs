@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millstream_net::{Driver, DriverCounters};
-use millstream_roce::{AsyncEvent, Counters, CreateError};
+use millstream_roce::{AsyncEvent, Counters, CreateError, PortAddress};
 use millstream_wire::Mtu;
 
 pub use millstream_net::OpenError;
@@ -117,12 +117,25 @@ impl Device {
         either!(&self.device, device => device.name())
     }
 
-    /// Its address.
+    /// Its address. That of a port of InfiniBand is its GID, which no IP packet gets to.
     pub fn address(&self) -> IpAddr {
         either!(&self.device, device => device.address())
     }
 
-    /// Its RoCEv2 GID in the usual notation: the IPv6 address, or the IPv4 address mapped into one.
+    /// The local identifier of its port in the subnet of InfiniBand, as it is now; 0 for a port of Ethernet.
+    pub fn lid(&self) -> u16 {
+        match &self.device {
+            Provided::Soft(_) => 0,
+            Provided::Ibverbs(device) => device.lid(),
+        }
+    }
+
+    /// Where its port is.
+    pub fn port_address(&self) -> PortAddress {
+        PortAddress { ip: self.address(), lid: self.lid() }
+    }
+
+    /// Its GID in the usual notation: in RoCEv2 the IPv6 address, or the IPv4 address mapped into one.
     pub fn gid(&self) -> String {
         let segments = match self.address() {
             IpAddr::V4(address) => address.to_ipv6_mapped().segments(),

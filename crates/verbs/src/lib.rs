@@ -63,8 +63,8 @@ pub use millstream_net::{Driver, DriverCounters, UnknownDriver, Waiters};
 pub use millstream_roce::{
     ATOMIC_LENGTH, Access, AsyncEvent, Attribute, Completion, CompletionOperation,
     CompletionStatus, Counters, CreateError, DatagramDestination, GLOBAL_ROUTE_HEADER_LENGTH,
-    IcrcCheck, MAX_INLINE, MAX_SCATTER_GATHER, ModifyError, Piece, PostError, QueuePairAttributes,
-    QueuePairCapabilities, QueuePairState, ReceiveRequest, RegionError, SLOTS, SendOperation,
-    SendRequest, SharedReceiveQueueId, Transport, encode_rnr_timer,
+    IcrcCheck, MAX_INLINE, MAX_SCATTER_GATHER, ModifyError, Piece, PortAddress, PostError,
+    QueuePairAttributes, QueuePairCapabilities, QueuePairState, ReceiveRequest, RegionError, SLOTS,
+    SendOperation, SendRequest, SharedReceiveQueueId, Transport, encode_rnr_timer,
 };
 pub use millstream_wire::{Mtu, Psn, Qpn};

@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millstream_net::DriverCounters;
-use millstream_roce::{AsyncEvent, Counters};
+use millstream_roce::{AsyncEvent, Counters, PortAddress};
 use millstream_wire::Mtu;
 
 use super::error::IbverbsError;
 use super::events::{Events, Registry};
-use super::gid::{self, Entry, Refusal};
+use super::gid::{self, Entry, Kind, Refusal};
 use super::objects::{self, Channel, Context, DeviceList, Errno};
 use super::{ffi, sysfs};
 use crate::device::PortHandler;
@@ -26,9 +26,10 @@ pub struct IbverbsConfig {
     /// Its port, from 1.
     pub port: u8,
     /// The entry of the port's GID table that names the device (`MC_GID_INDEX`). Without one, the
-    /// best of RoCEv2: an IPv4 address before an IPv6 address before a link-local one.
+    /// best of RoCEv2: an IPv4 address before an IPv6 address before a link-local one. Of a port of InfiniBand
+    /// it is the first, which is made of the subnet's prefix and the port's GUID (IBTA 4.1.1).
     pub gid_index: Option<u8>,
-    /// The address that the entry must be of.
+    /// The address that the entry must be of; of a port of InfiniBand, the GID.
     pub address: Option<IpAddr>,
     /// Let writes to memory overtake each other on their way through PCI Express, where the device
     /// can. Completions are never overtaken, so only who looks at the bytes before a completion
@@ -93,6 +94,8 @@ pub(crate) struct Device {
     name: String,
     port: u8,
     gid: Entry,
+    /// Its LID when it was opened; 0 unless its port is of InfiniBand.
+    lid: u16,
     relaxed_ordering: bool,
     traffic_class: u8,
     service_level: u8,
@@ -141,14 +144,24 @@ impl Device {
         config: &IbverbsConfig,
     ) -> Result<Self, IbverbsError> {
         let context = list.open(index).map_err(failed(name, "ibv_open_device"))?;
+        Self::use_port(Arc::new(context), name, config)
+    }
+
+    /// Starts to use an open device, if its port works.
+    pub(super) fn use_port(
+        context: Arc<Context>,
+        name: &str,
+        config: &IbverbsConfig,
+    ) -> Result<Self, IbverbsError> {
         let limits = context.attributes().map_err(failed(name, "ibv_query_device"))?;
         let (device, port, ports) = (name.to_owned(), config.port, limits.phys_port_cnt);
         if port == 0 || port > ports {
             return Err(IbverbsError::NoSuchPort { device, port, ports });
         }
         let state = context.port(port).map_err(failed(name, "ibv_query_port"))?;
-        if state.link_layer != ffi::LINK_LAYER_ETHERNET {
-            return Err(IbverbsError::NotEthernet { device, port });
+        let (link_layer, infiniband) = (state.link_layer, is_infiniband(&state));
+        if !infiniband && link_layer != ffi::LINK_LAYER_ETHERNET {
+            return Err(IbverbsError::OtherLinkLayer { device, port, link_layer });
         }
         if state.state != ffi::PORT_ACTIVE {
             let state = match state.state {
@@ -157,11 +170,19 @@ impl Device {
                 3 => "armed",
                 _ => "not active",
             };
+            if infiniband {
+                return Err(IbverbsError::NoSubnet { device, port, found: format!("is {state}") });
+            }
             return Err(IbverbsError::PortDown { device, port, state });
         }
         let gid = choose_gid(&context, name, &state, config)?;
+        let place = PortAddress { ip: gid.address(), lid: state.lid };
+        if infiniband && !(place.is_infiniband() && place.has_unicast_lid()) {
+            let found = format!("has the LID {:#06x} and the GID {}", place.lid, place.ip);
+            return Err(IbverbsError::NoSubnet { device, port, found });
+        }
 
-        Self::start(Arc::new(context), name, gid, config, &limits, &state)
+        Self::start(context, name, gid, config, &limits, &state)
     }
 
     /// Starts to use an open device whose port works.
@@ -191,6 +212,7 @@ impl Device {
             name: name.to_owned(),
             port: config.port,
             gid,
+            lid: if is_infiniband(state) { state.lid } else { 0 },
             relaxed_ordering: config.relaxed_ordering,
             traffic_class: config.traffic_class,
             service_level: config.service_level,
@@ -209,6 +231,23 @@ impl Device {
 
     pub(crate) fn address(&self) -> IpAddr {
         self.gid.address()
+    }
+
+    /// A subnet manager may give it another one.
+    pub(crate) fn lid(&self) -> u16 {
+        let now = || self.context.port(self.port).ok().map(|state| state.lid);
+        match self.lid {
+            0 => 0,
+            before => now().filter(|&lid| lid != 0).unwrap_or(before),
+        }
+    }
+
+    pub(super) fn is_infiniband(&self) -> bool {
+        self.lid != 0
+    }
+
+    pub(super) fn port_address(&self) -> PortAddress {
+        PortAddress { ip: self.address(), lid: self.lid }
     }
 
     pub(crate) fn attributes(&self) -> DeviceAttributes {
@@ -311,6 +350,10 @@ fn failed(device: &str, call: &'static str) -> impl FnOnce(Errno) -> IbverbsErro
     }
 }
 
+const fn is_infiniband(port: &ffi::PortAttr) -> bool {
+    port.link_layer == ffi::LINK_LAYER_INFINIBAND
+}
+
 /// By the numbers of `ibv_mtu`.
 fn mtu(number: i32) -> Option<Mtu> {
     let index = usize::try_from(number).ok()?.checked_sub(1)?;
@@ -359,6 +402,7 @@ fn choose_gid(
 ) -> Result<Entry, IbverbsError> {
     let port = config.port;
     let files = sysfs::Port::new(name, port);
+    let infiniband = is_infiniband(state);
     // A queue pair names an entry by a byte.
     let length = state.gid_tbl_len.clamp(0, 256) as u16;
     let entries: Vec<Entry> = (0..length)
@@ -366,12 +410,20 @@ fn choose_gid(
             let index = index as u8;
             // Most are empty, which the library says at less cost than a file that cannot be read.
             let gid = context.gid(port, index).ok().filter(|gid| *gid != [0; 16])?;
-            let version_2 = files.gid_is_version_2(index)?;
-            Some(Entry { index, gid, version_2 })
+            // The kernel calls those of InfiniBand and of RoCEv1 the same, `IB/RoCE v1`.
+            let kind = match infiniband {
+                true => Kind::InfiniBand,
+                false if files.gid_is_version_2(index)? => Kind::RoceV2,
+                false => Kind::RoceV1,
+            };
+            Some(Entry { index, gid, kind })
         })
         .collect();
     let device = name.to_owned();
     gid::choose(&entries, config.gid_index, config.address).map_err(|refusal| match refusal {
+        Refusal::None if infiniband => {
+            IbverbsError::NoSubnet { device, port, found: "has no GID".to_owned() }
+        }
         Refusal::None => IbverbsError::NoGid { device, port },
         Refusal::Index { index, found, usable } => {
             IbverbsError::UnsuitableGid { device, port, index, found, usable }

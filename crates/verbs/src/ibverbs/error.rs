@@ -41,7 +41,7 @@ pub enum IbverbsError {
         available: Vec<String>,
     },
     /// No device has this address.
-    #[error("no RDMA device has the address {address} for RoCE v2: {}", reasons.join("; "))]
+    #[error("no RDMA device has the address {address}: {}", reasons.join("; "))]
     UnknownAddress {
         /// The address asked for.
         address: IpAddr,
@@ -49,7 +49,7 @@ pub enum IbverbsError {
         reasons: Vec<String>,
     },
     /// The device does not have this address.
-    #[error("port {port} of {device} has not the address {address} for RoCE v2, but {usable:?}")]
+    #[error("port {port} of {device} has not the address {address}, but {usable:?}")]
     OtherAddress {
         /// The device.
         device: String,
@@ -90,13 +90,17 @@ pub enum IbverbsError {
         /// Its state.
         state: &'static str,
     },
-    /// The port is not of Ethernet.
-    #[error("port {port} of {device} is not an Ethernet port: RoCE needs one")]
-    NotEthernet {
+    /// The port is of neither Ethernet nor InfiniBand.
+    #[error(
+        "port {port} of {device} is neither of Ethernet nor of InfiniBand, but of link layer {link_layer}"
+    )]
+    OtherLinkLayer {
         /// The device.
         device: String,
         /// The port.
         port: u8,
+        /// By the numbers of `IBV_LINK_LAYER_`.
+        link_layer: u8,
     },
     /// The port has no address for RoCEv2.
     #[error("port {port} of {device} has no RoCE v2 GID: give its network interface an IP address")]
@@ -105,6 +109,19 @@ pub enum IbverbsError {
         device: String,
         /// The port.
         port: u8,
+    },
+    /// The port of InfiniBand is in no subnet that works.
+    #[error(
+        "port {port} of {device} is of InfiniBand and {found}: is its cable connected, and does a subnet \
+         manager run (`ibstat`, `sminfo`)?"
+    )]
+    NoSubnet {
+        /// The device.
+        device: String,
+        /// The port.
+        port: u8,
+        /// How one sees that.
+        found: String,
     },
     /// The GID asked for does not do.
     #[error(

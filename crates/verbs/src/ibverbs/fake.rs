@@ -16,8 +16,9 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::device::{Device, IbverbsConfig};
+use super::error::IbverbsError;
 use super::ffi::{self, Library};
-use super::gid::Entry;
+use super::gid::{Entry, Kind};
 use super::lock;
 use super::objects;
 
@@ -51,6 +52,10 @@ pub(super) struct Script {
     pub(super) dead: AtomicBool,
     /// The address vectors that queue pairs were given.
     pub(super) ways: Mutex<Vec<ffi::AhAttr>>,
+    /// What is told of its one port.
+    pub(super) port: Mutex<ffi::PortAttr>,
+    /// The port's GIDs, by index.
+    gids: Vec<[u8; 16]>,
     /// Queue pairs by number.
     pairs: Mutex<HashMap<u32, usize>>,
     events: Mutex<PipeWriter>,
@@ -99,42 +104,25 @@ impl Fake {
     }
 
     pub(super) fn open_with(config: &IbverbsConfig) -> Self {
-        let (events, writer) = io::pipe().unwrap();
-        let script = Arc::new(Script {
-            answer: Mutex::new(Answer::All),
-            in_post: Hook::default(),
-            before_reset: Mutex::default(),
-            after_acknowledgement: Hook::default(),
-            dead: AtomicBool::new(false),
-            ways: Mutex::default(),
-            pairs: Mutex::default(),
-            events: Mutex::new(writer),
-        });
-        let mut ops = ffi::ContextOps::EMPTY;
-        ops.poll_cq = Some(poll_cq);
-        ops.req_notify_cq = Some(req_notify_cq);
-        ops.post_send = Some(post_send);
-        ops.post_recv = Some(post_recv);
-        let context = Box::new(Context {
-            base: ffi::Context {
-                device: ptr::null_mut(),
-                ops,
-                cmd_fd: -1,
-                async_fd: events.as_raw_fd(),
-                num_comp_vectors: 1,
-            },
-            script: Arc::clone(&script),
-            events,
-        });
-        let context = NonNull::from(Box::leak(context)).cast();
-        // SAFETY: it was made for this library just now. `close_device` frees it.
-        let context = Arc::new(unsafe { objects::Context::of(library(), context) });
+        let (script, context) = context(ethernet(), Vec::new());
         let gid = std::net::Ipv4Addr::LOCALHOST.to_ipv6_mapped().octets();
-        let gid = Entry { index: 0, gid, version_2: true };
+        let gid = Entry { index: 0, gid, kind: Kind::RoceV2 };
         let limits = context.attributes().unwrap();
         let state = context.port(1).unwrap();
         let device = Device::start(context, "fake", gid, config, &limits, &state).unwrap();
         Self { script, device: Arc::new(device) }
+    }
+
+    /// A device that is opened as those of the system are, with this port and these GIDs, as long as that needs no files.
+    pub(super) fn open_port(
+        config: &IbverbsConfig,
+        port: ffi::PortAttr,
+        gids: &[&str],
+    ) -> Result<Self, IbverbsError> {
+        let gids = gids.iter().map(|gid| gid.parse::<std::net::Ipv6Addr>().unwrap().octets());
+        let (script, context) = context(port, gids.collect());
+        let device = Device::use_port(context, "fake", config)?;
+        Ok(Self { script, device: Arc::new(device) })
     }
 
     /// Reports an event of the device, or of the queue pair with this number.
@@ -189,6 +177,55 @@ impl Fake {
     }
 }
 
+/// An active port of Ethernet.
+pub(super) fn ethernet() -> ffi::PortAttr {
+    // SAFETY: integers only.
+    let zero: ffi::PortAttr = unsafe { std::mem::zeroed() };
+    ffi::PortAttr {
+        state: ffi::PORT_ACTIVE,
+        active_mtu: 3,
+        max_msg_sz: 1 << 30,
+        link_layer: ffi::LINK_LAYER_ETHERNET,
+        ..zero
+    }
+}
+
+/// An open device.
+fn context(port: ffi::PortAttr, gids: Vec<[u8; 16]>) -> (Arc<Script>, Arc<objects::Context>) {
+    let (events, writer) = io::pipe().unwrap();
+    let script = Arc::new(Script {
+        answer: Mutex::new(Answer::All),
+        in_post: Hook::default(),
+        before_reset: Mutex::default(),
+        after_acknowledgement: Hook::default(),
+        dead: AtomicBool::new(false),
+        ways: Mutex::default(),
+        port: Mutex::new(port),
+        gids,
+        pairs: Mutex::default(),
+        events: Mutex::new(writer),
+    });
+    let mut ops = ffi::ContextOps::EMPTY;
+    ops.poll_cq = Some(poll_cq);
+    ops.req_notify_cq = Some(req_notify_cq);
+    ops.post_send = Some(post_send);
+    ops.post_recv = Some(post_recv);
+    let context = Box::new(Context {
+        base: ffi::Context {
+            device: ptr::null_mut(),
+            ops,
+            cmd_fd: -1,
+            async_fd: events.as_raw_fd(),
+            num_comp_vectors: 1,
+        },
+        script: Arc::clone(&script),
+        events,
+    });
+    let context = NonNull::from(Box::leak(context)).cast();
+    // SAFETY: it was made for this library just now. `close_device` frees it.
+    (script, Arc::new(unsafe { objects::Context::of(library(), context) }))
+}
+
 fn run(hook: &Hook) {
     let hook = lock(hook).take();
     if let Some(hook) = hook {
@@ -227,7 +264,7 @@ fn library() -> &'static Library {
         ibv_close_device: close_device,
         ibv_query_device: query_device,
         ibv_query_port: query_port,
-        ibv_query_gid: unused::query_gid,
+        ibv_query_gid: query_gid,
         ibv_get_async_event: get_async_event,
         ibv_ack_async_event: ack_async_event,
         ibv_alloc_pd: alloc_pd,
@@ -270,14 +307,6 @@ mod unused {
         unreachable!()
     }
     pub(super) unsafe extern "C" fn open_device(_: *mut ffi::Device) -> *mut ffi::Context {
-        unreachable!()
-    }
-    pub(super) unsafe extern "C" fn query_gid(
-        _: *mut ffi::Context,
-        _: u8,
-        _: c_int,
-        _: *mut ffi::Gid,
-    ) -> c_int {
         unreachable!()
     }
     pub(super) unsafe extern "C" fn reg_mr(
@@ -333,11 +362,27 @@ unsafe extern "C" fn query_device(_: *mut ffi::Context, out: *mut ffi::DeviceAtt
     0
 }
 
-unsafe extern "C" fn query_port(_: *mut ffi::Context, _: u8, out: *mut ffi::PortAttr) -> c_int {
-    // SAFETY: `out` is a zeroed place for them.
-    let port = unsafe { &mut *out };
-    (port.state, port.active_mtu) = (ffi::PORT_ACTIVE, 3);
-    (port.max_msg_sz, port.link_layer) = (1 << 30, ffi::LINK_LAYER_ETHERNET);
+unsafe extern "C" fn query_port(
+    context: *mut ffi::Context,
+    _: u8,
+    out: *mut ffi::PortAttr,
+) -> c_int {
+    // SAFETY: live; `out` is a place for them.
+    unsafe { *out = *lock(&script_of(context).port) };
+    0
+}
+
+unsafe extern "C" fn query_gid(
+    context: *mut ffi::Context,
+    _: u8,
+    index: c_int,
+    out: *mut ffi::Gid,
+) -> c_int {
+    // SAFETY: live.
+    let gids = unsafe { &script_of(context).gids };
+    let Some(gid) = gids.get(index as usize) else { return fail(libc::EINVAL) };
+    // SAFETY: a place for it.
+    unsafe { *out = ffi::Gid(*gid) };
     0
 }
 

@@ -108,6 +108,7 @@ pub(super) struct DeviceAttr {
 /// `ibv_port_attr`. The exported `ibv_query_port` fills the older, shorter structure that ends
 /// before `port_cap_flags2`; C's inline function reaches the rest by another way. None of it is
 /// used here, so the exported function, given the longer structure, is right with both.
+#[derive(Clone, Copy)]
 #[repr(C)]
 pub(super) struct PortAttr {
     pub(super) state: c_int,
@@ -135,7 +136,8 @@ pub(super) struct PortAttr {
 }
 
 pub(super) const PORT_ACTIVE: c_int = 4;
-/// 0, unspecified, means InfiniBand too.
+/// 0, unspecified, is what devices say that are of neither, as AWS's EFA.
+pub(super) const LINK_LAYER_INFINIBAND: u8 = 1;
 pub(super) const LINK_LAYER_ETHERNET: u8 = 2;
 
 /// `union ibv_gid`: network byte order, aligned as its 64-bit halves.

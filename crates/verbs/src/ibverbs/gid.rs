@@ -1,4 +1,4 @@
-//! Which entry of a port's GID table names the device in RoCEv2.
+//! Which entry of a port's GID table names the device, in RoCEv2 or in InfiniBand.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -7,8 +7,17 @@ use std::net::{IpAddr, Ipv6Addr};
 pub(super) struct Entry {
     pub(super) index: u8,
     pub(super) gid: [u8; 16],
-    /// RoCEv2, over UDP. Otherwise RoCEv1, which no router forwards and soft devices do not speak.
-    pub(super) version_2: bool,
+    pub(super) kind: Kind,
+}
+
+/// By what packets it is reached.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Kind {
+    /// No router forwards these, and soft devices do not speak it.
+    RoceV1,
+    /// Over UDP.
+    RoceV2,
+    InfiniBand,
 }
 
 impl Entry {
@@ -16,10 +25,16 @@ impl Entry {
         Ipv6Addr::from(self.gid).to_canonical()
     }
 
+    fn is_usable(&self) -> bool {
+        self.kind != Kind::RoceV1
+    }
+
     /// Smaller is better. Addresses that were given to the interface before the one that it makes
-    /// for itself, which only neighbours can reach.
+    /// for itself, which only neighbours can reach. In InfiniBand the prefix of link-local addresses is that of a
+    /// subnet to which its manager has given no other (IBTA 4.1.1), and all entries are as good.
     fn rank(&self) -> u8 {
         match self.address() {
+            _ if self.kind == Kind::InfiniBand => 0,
             IpAddr::V4(_) => 0,
             IpAddr::V6(address) if !address.is_unicast_link_local() => 1,
             IpAddr::V6(_) => 2,
@@ -30,7 +45,7 @@ impl Entry {
 /// Why no entry was chosen.
 #[derive(Debug, Eq, PartialEq)]
 pub(super) enum Refusal {
-    /// There is no RoCEv2 entry.
+    /// There is no entry that does.
     None,
     /// The one asked for does not do.
     Index { index: u8, found: &'static str, usable: Vec<u8> },
@@ -47,7 +62,7 @@ pub(super) fn choose(
 ) -> Result<Entry, Refusal> {
     let address = address.map(|address| address.to_canonical());
     let fits = |entry: &Entry| address.is_none_or(|address| entry.address() == address);
-    let usable = || entries.iter().filter(|entry| entry.version_2);
+    let usable = || entries.iter().filter(|entry| entry.is_usable());
     if usable().next().is_none() {
         return Err(Refusal::None);
     }
@@ -62,8 +77,8 @@ pub(super) fn choose(
         });
     };
     let found = match entries.iter().find(|entry| entry.index == index) {
-        Some(entry) if entry.version_2 && fits(entry) => return Ok(*entry),
-        Some(entry) if entry.version_2 => "of another address than the one asked for",
+        Some(entry) if entry.is_usable() && fits(entry) => return Ok(*entry),
+        Some(entry) if entry.is_usable() => "of another address than the one asked for",
         Some(_) => "a RoCE v1 GID",
         None => "empty",
     };
@@ -76,11 +91,12 @@ mod tests {
     use super::*;
 
     fn entry(index: u8, address: &str, version_2: bool) -> Entry {
+        let kind = if version_2 { Kind::RoceV2 } else { Kind::RoceV1 };
         let gid = match address.parse().unwrap() {
             IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
             IpAddr::V6(address) => address.octets(),
         };
-        Entry { index, gid, version_2 }
+        Entry { index, gid, kind }
     }
 
     /// As a ConnectX port has them.
@@ -140,5 +156,23 @@ mod tests {
     fn mapped_addresses_are_ipv4() {
         assert_eq!(entry(0, "10.1.2.3", true).address().to_string(), "10.1.2.3");
         assert_eq!(entry(0, "2001:db8::1", true).address().to_string(), "2001:db8::1");
+    }
+
+    #[test]
+    fn of_infiniband_the_first_is_taken_whatever_its_prefix() {
+        let infiniband = |index, gid| Entry { kind: Kind::InfiniBand, ..entry(index, gid, false) };
+        for first in ["fe80::2:c903:0:1", "fec0::2:c903:0:1"] {
+            let entries = [infiniband(0, first), infiniband(1, "fec0::2:c903:0:2")];
+            let chosen = |index, address: Option<&str>| {
+                let address = address.map(|address| address.parse().unwrap());
+                choose(&entries, index, address).map(|entry| entry.index)
+            };
+            assert_eq!(chosen(None, None), Ok(0));
+            assert_eq!(chosen(Some(1), None), Ok(1));
+            assert_eq!(chosen(None, Some("fec0::2:c903:0:2")), Ok(1));
+            assert_eq!(chosen(None, Some(first)), Ok(0));
+            let refusal = Refusal::Index { index: 2, found: "empty", usable: vec![0, 1] };
+            assert_eq!(chosen(Some(2), None), Err(refusal));
+        }
     }
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use millstream_roce::{
-    Access, Attribute, CreateError, MAX_INLINE, ModifyError, QueuePairAttributes,
+    Access, Attribute, CreateError, MAX_INLINE, ModifyError, PortAddress, QueuePairAttributes,
     QueuePairCapabilities, QueuePairState, Transport,
 };
 use millstream_wire::{Mtu, Psn, Qpn};
@@ -161,6 +161,12 @@ impl QueuePair {
         if device.failed() {
             return Err(CreateError::DeviceFailed);
         }
+        if transport == Transport::UnreliableDatagram && device.is_infiniband() {
+            // Destinations of datagrams have no LID.
+            return Err(CreateError::Unsupported(
+                "unreliable datagrams, as its port is of InfiniBand",
+            ));
+        }
         let pd = domain
             .domain
             .as_ref()
@@ -281,7 +287,7 @@ impl QueuePair {
         let (mut send, mut receive) = (self.work().send.poster(), self.work().receive.poster());
         let mut state = lock(&self.state);
         let from = self.state_from(*state);
-        let to = attributes.check(self.work().transport, from, self.device.address())?;
+        let to = attributes.check(self.work().transport, from, self.device.port_address())?;
         self.check_path_mtu(attributes)?;
         let closes = matches!(to, QueuePairState::Reset | QueuePairState::Error);
         if from == QueuePairState::SendQueueDrained && !closes && self.is_draining() {
@@ -350,10 +356,12 @@ impl QueuePair {
         }
     }
 
-    /// The way to a device.
-    fn way_to(&self, remote: IpAddr) -> ffi::AhAttr {
+    /// The way to a port. Packets have a global route header also in a subnet of InfiniBand, where it is not needed to
+    /// get there: both ends of a connection must have said the same of it (devices drop what does not agree, as
+    /// `qib_ruc_check_hdr` in Linux), and other transfer engines say that they have one.
+    fn way_to(&self, remote: PortAddress) -> ffi::AhAttr {
         let grh = ffi::GlobalRoute {
-            dgid: ffi::Gid(gid_of(remote)),
+            dgid: ffi::Gid(gid_of(remote.ip)),
             sgid_index: self.device.gid_index(),
             hop_limit: HOP_LIMIT,
             traffic_class: self.device.traffic_class(),
@@ -361,6 +369,7 @@ impl QueuePair {
         };
         ffi::AhAttr {
             grh,
+            dlid: if self.device.is_infiniband() { remote.lid } else { 0 },
             sl: self.device.service_level(),
             is_global: 1,
             port_num: self.device.port(),
@@ -397,7 +406,7 @@ impl QueuePair {
             native.qp_access_flags = access.difference(Access::REMOTE_INVALIDATE).bits();
             mask |= qp_mask::ACCESS_FLAGS;
         }
-        if let Some(remote) = attributes.remote_address {
+        if let Some(remote) = attributes.remote_port() {
             native.ah_attr = self.way_to(remote);
             mask |= qp_mask::AV;
         }

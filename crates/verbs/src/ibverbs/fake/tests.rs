@@ -4,10 +4,13 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use millstream_roce::{
-    AsyncEvent, Completion, CompletionStatus, ModifyError, Piece, PostError, QueuePairAttributes,
-    QueuePairCapabilities, QueuePairState, ReceiveRequest, SendOperation, SendRequest, Transport,
+    AsyncEvent, Completion, CompletionStatus, CreateError, ModifyError, Piece, PortAddress,
+    PostError, QueuePairAttributes, QueuePairCapabilities, QueuePairState, ReceiveRequest,
+    SendOperation, SendRequest, Transport,
 };
 use millstream_wire::{Mtu, Psn, Qpn};
+
+mod infiniband;
 
 use super::*;
 use crate::ibverbs::{CompletionQueue, ProtectionDomain, QueuePair};
@@ -25,13 +28,20 @@ fn to(state: QueuePairState) -> QueuePairAttributes {
 
 impl Fake {
     fn connected(&self, queue: &Arc<CompletionQueue>) -> QueuePair {
+        let pair = self.unconnected(queue, Transport::ReliableConnection).unwrap();
+        connect(&pair);
+        pair
+    }
+
+    fn unconnected(
+        &self,
+        queue: &Arc<CompletionQueue>,
+        transport: Transport,
+    ) -> Result<QueuePair, CreateError> {
         let domain = ProtectionDomain::allocate(&self.device);
         let capabilities = QueuePairCapabilities::new(64, 64);
         let completions = [queue, queue].map(Arc::clone);
-        let transport = Transport::ReliableConnection;
-        let pair = QueuePair::create(&domain, completions, None, transport, capabilities).unwrap();
-        connect(&pair);
-        pair
+        QueuePair::create(&domain, completions, None, transport, capabilities)
     }
 
     fn queue(&self) -> Arc<CompletionQueue> {
@@ -55,10 +65,16 @@ impl Fake {
 }
 
 fn connect(pair: &QueuePair) {
+    let ethernet = std::net::IpAddr::from(std::net::Ipv4Addr::LOCALHOST);
+    connect_to(pair, ethernet.into()).unwrap();
+}
+
+fn connect_to(pair: &QueuePair, remote: PortAddress) -> Result<(), ModifyError> {
     let access = millstream_roce::Access::REMOTE_WRITE;
     let init = QueuePairAttributes { access: Some(access), ..to(QueuePairState::Initialized) };
     let receive = QueuePairAttributes {
-        remote_address: Some(std::net::Ipv4Addr::LOCALHOST.into()),
+        remote_address: Some(remote.ip),
+        remote_lid: remote.lid,
         path_mtu: Some(Mtu::B1024),
         destination_qpn: Some(Qpn::new(1)),
         receive_psn: Some(Psn::new(0)),
@@ -74,9 +90,7 @@ fn connect(pair: &QueuePair) {
         initiator_depth: Some(1),
         ..to(QueuePairState::ReadyToSend)
     };
-    for attributes in [init, receive, send] {
-        pair.modify(&attributes).unwrap();
-    }
+    [init, receive, send].iter().try_for_each(|attributes| pair.modify(attributes))
 }
 
 fn drained(queue: &CompletionQueue) -> Vec<(u64, CompletionStatus)> {

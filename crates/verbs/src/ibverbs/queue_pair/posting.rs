@@ -112,7 +112,7 @@ impl QueuePair {
 
     /// Makes sure that there is an address handle for the request with this sequence number.
     fn prepare(&self, to: IpAddr, sequence: u32, oldest: u32) -> Result<(), PostError> {
-        let make = || objects::AddressHandle::create(&self.domain, &self.way_to(to));
+        let make = || objects::AddressHandle::create(&self.domain, &self.way_to(to.into()));
         lock(&self.destinations)
             .prepare(to, sequence, oldest, make)
             .map_err(|code| PostError::System { call: "ibv_create_ah", code })
