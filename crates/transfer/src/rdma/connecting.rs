@@ -10,6 +10,7 @@ use millstream_transfer_core::RailId;
 use super::connection::{self, Unconnected};
 use super::control_addresses::Place;
 use super::peer::Peer;
+use super::ports::sender_of;
 use crate::FailureReason;
 
 /// How long a fence, and the question whether it is there, may take the peer.
@@ -33,7 +34,7 @@ impl Peer {
             return Err(device.port_down());
         }
         let own_mtu = device
-            .path_mtu(way.gid.address())
+            .path_mtu(way.at.ip)
             .map_err(|error| FailureReason::PathMtu(error.to_string()))?;
         let place = device.links.make_room(device.device.name())?;
         let count = config.queue_pairs_per_endpoint;
@@ -59,8 +60,8 @@ impl Peer {
                     return Err(reason);
                 }
                 let nonsense = FailureReason::Handshake;
-                let address = reply.local_gid.unwrap_or(peer.way(rail).gid).address();
-                let theirs = connection::Peer::parse(&reply, address, count, own_mtu);
+                let at = sender_of(&reply).unwrap_or(peer.way(rail).at);
+                let theirs = connection::Peer::parse(&reply, at, count, own_mtu);
                 let timeout = peer.shared.config.acknowledge_timeout;
                 unconnected.connect(&theirs.map_err(nonsense)?, timeout).map(Some)
             });
@@ -77,7 +78,7 @@ impl Peer {
     pub(super) fn fence(&self, rail: RailId, epoch: u64) {
         let request = HandShakeDesc { fence: true, epoch: Some(epoch), ..self.greeting(rail) };
         // What has just failed is no way to ask.
-        let failed = self.rails.get(usize::from(rail.0)).map(|way| way.gid.address());
+        let failed = self.rails.get(usize::from(rail.0)).map(|way| way.at.ip);
         let asked = self.ask_peer(request, QUESTION_TIMEOUT, failed, move |peer, reply| {
             match reply {
                 Ok(reply) if reply.fenced.is_some_and(|fenced| fenced >= epoch) => {
@@ -116,6 +117,7 @@ impl Peer {
         let nic = device.device.name().to_owned();
         HandShakeDesc {
             local_nic_path: NicPath { server: context.engine.clone(), nic }.to_string(),
+            local_lid: device.device.lid(),
             local_gid: Some(device.gid()),
             peer_nic_path: way.nic.to_string(),
             incarnation: Some(context.incarnation),

@@ -1,11 +1,10 @@
 //! Queue pairs and the states they go through until they are connected.
 
 use std::hash::{BuildHasher, RandomState};
-use std::net::IpAddr;
 
 use millstream_verbs::{
-    Access, Mtu, Provider, Psn, Qpn, QueuePair, QueuePairAttributes, QueuePairCapabilities,
-    QueuePairOptions, QueuePairState, encode_rnr_timer,
+    Access, Mtu, PortAddress, Provider, Psn, Qpn, QueuePair, QueuePairAttributes,
+    QueuePairCapabilities, QueuePairOptions, QueuePairState, encode_rnr_timer,
 };
 
 use super::device::LocalDevice;
@@ -85,7 +84,7 @@ pub(super) struct Unconnected {
 
 /// What the peer has said.
 pub(super) struct Peer {
-    pub(super) address: IpAddr,
+    pub(super) at: PortAddress,
     pub(super) queue_pairs: Vec<Qpn>,
     pub(super) start_psn: Vec<Psn>,
     pub(super) path_mtu: Mtu,
@@ -159,7 +158,8 @@ impl Unconnected {
         {
             let ready_to_receive = QueuePairAttributes {
                 state: Some(QueuePairState::ReadyToReceive),
-                remote_address: Some(peer.address),
+                remote_address: Some(peer.at.ip),
+                remote_lid: peer.at.lid,
                 path_mtu: Some(peer.path_mtu),
                 destination_qpn: Some(destination),
                 receive_psn: Some(receive_psn),
@@ -189,7 +189,7 @@ impl Peer {
     /// `count`. `own_mtu` is the largest path MTU towards it from here.
     pub(super) fn parse(
         handshake: &millstream_metadata::HandShakeDesc,
-        address: IpAddr,
+        at: PortAddress,
         count: usize,
         own_mtu: Mtu,
     ) -> Result<Self, String> {
@@ -214,7 +214,7 @@ impl Peer {
         };
         let queue_pairs = numbers.iter().map(|&number| Qpn::new(number)).collect();
         let receive_share = handshake.receive_share;
-        Ok(Self { address, queue_pairs, start_psn, path_mtu, receive_share })
+        Ok(Self { at, queue_pairs, start_psn, path_mtu, receive_share })
     }
 
     /// The part of its share that each queue pair gets.
@@ -283,7 +283,8 @@ mod tests {
     }
 
     fn parse(handshake: &HandShakeDesc) -> Result<Peer, String> {
-        Peer::parse(handshake, "127.0.0.1".parse().unwrap(), 2, Mtu::B2048)
+        let at = "127.0.0.1".parse::<std::net::IpAddr>().unwrap().into();
+        Peer::parse(handshake, at, 2, Mtu::B2048)
     }
 
     #[test]

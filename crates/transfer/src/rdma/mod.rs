@@ -9,6 +9,7 @@ mod links;
 mod locations;
 mod nics;
 mod peer;
+mod ports;
 mod registration;
 mod runs;
 mod shared;
@@ -24,20 +25,21 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use millstream_metadata::{
-    DEFAULT_CALL_LIMIT, DeviceDesc, Gid, HandShakeDesc, HostPort, NicPath, SegmentDesc,
+    DEFAULT_CALL_LIMIT, DeviceDesc, HandShakeDesc, HostPort, NicPath, SegmentDesc,
 };
 use millstream_net::{ends_between_forks, file_table};
-use millstream_topology::{Address, Priorities, PriorityMatrix, reachable_pairs};
+use millstream_topology::{Priorities, PriorityMatrix};
 use millstream_transfer_core::{
     Access as RailAccess, Affinity, AnyPolicy, Classic, Flow, MAX_RAILS, Order, Priority, RailId,
     RailSpec, Tent, TentConfig,
 };
-use millstream_verbs::{Access, Device, MemoryRegion, Provider};
+use millstream_verbs::{Access, Device, MemoryRegion, PortAddress, Provider};
 
 use self::accepted::{Accepted, AcceptedConfig, Notices, Refusal};
 use self::connection::{MAX_QUEUE_PAIRS, MAX_RETRIES};
 use self::device::LocalDevice;
 use self::peer::{Peer, Way};
+use self::ports::{pairs, port_address};
 pub(crate) use self::shared::RdmaContext;
 use self::shared::Shared;
 use self::timer::{Clock, Timer};
@@ -93,7 +95,7 @@ struct Path {
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 struct PeerKey {
     name: String,
-    devices: Vec<(String, Gid)>,
+    devices: Vec<(String, PortAddress)>,
     has_incarnation: bool,
 }
 
@@ -226,7 +228,7 @@ impl RdmaTransport {
         if !descriptor.speaks(Self::NAME) {
             return Err(format!("it speaks {:?}, not rdma", descriptor.protocol));
         }
-        let devices = descriptor.devices.iter().map(|device| (device.name.clone(), device.gid));
+        let devices = descriptor.devices.iter().map(|it| (it.name.clone(), port_address(it)));
         let has_incarnation = descriptor.incarnation.is_some();
         let (name, devices) = (descriptor.name.clone(), devices.collect());
         let key = PeerKey { name, devices, has_incarnation };
@@ -260,26 +262,23 @@ impl RdmaTransport {
 
     /// All pairs of a device here and one of the peer that can reach each other.
     fn rails(&self, descriptor: &SegmentDesc) -> Result<Vec<Way>, String> {
-        let own = self.shared.devices.iter().map(|device| [Address::Ip(device.device.address())]);
-        let own: Vec<_> = own.collect();
-        let addresses = descriptor.devices.iter().map(|device| device.gid.address());
-        let theirs: Vec<_> = addresses.clone().map(|address| [Address::Ip(address)]).collect();
+        let own: Vec<_> = self.shared.devices.iter().map(|it| it.device.port_address()).collect();
+        let theirs: Vec<_> = descriptor.devices.iter().map(port_address).collect();
         let rail = |pair: millstream_topology::Pair| {
-            let DeviceDesc { name, gid, .. } = &descriptor.devices[pair.peer];
-            let nic = NicPath { server: descriptor.name.clone(), nic: name.clone() };
-            Way { local: pair.own, remote: pair.peer, nic, gid: *gid }
+            let name = descriptor.devices[pair.peer].name.clone();
+            let nic = NicPath { server: descriptor.name.clone(), nic: name };
+            Way { local: pair.own, remote: pair.peer, nic, at: theirs[pair.peer] }
         };
-        let pairs = reachable_pairs(&own, &theirs).into_iter();
+        let pairs = pairs(&own, &theirs).into_iter();
         let rails: Vec<_> = pairs.take(MAX_RAILS).map(rail).collect();
         if rails.is_empty() {
-            let list = |all: &mut dyn Iterator<Item = IpAddr>| {
-                all.map(|address| address.to_string()).collect::<Vec<_>>().join(", ")
+            let list = |all: &[PortAddress]| {
+                all.iter().map(PortAddress::to_string).collect::<Vec<_>>().join(", ")
             };
-            let mut locals = self.shared.devices.iter().map(|device| device.device.address());
             return Err(format!(
                 "no local address ({}) can reach one of its addresses ({})",
-                list(&mut locals),
-                list(&mut addresses.clone()),
+                list(&own),
+                list(&theirs),
             ));
         }
         Ok(rails)
@@ -390,15 +389,17 @@ impl RdmaTransport {
             device.ok_or_else(|| format!("{} has no NIC {nic:?}", self.shared.context.engine))?;
         self.accepted.accept(device, request).map(|reply| HandShakeDesc {
             local_nic_path: request.peer_nic_path.clone(),
+            local_lid: device.device.lid(),
             local_gid: Some(device.gid()),
             peer_nic_path: request.local_nic_path.clone(),
             ..reply
         })
     }
 
-    /// The addresses of its devices.
+    /// The IP addresses of its devices: none of ports of InfiniBand, which have GIDs.
     pub(crate) fn addresses(&self) -> Vec<IpAddr> {
-        self.shared.devices.iter().map(|device| device.device.address()).collect()
+        let all = self.shared.devices.iter().map(|device| device.device.port_address());
+        all.filter(|at| !at.is_infiniband()).map(|at| at.ip).collect()
     }
 
     /// The devices, which threads that wait for batches drive.
@@ -442,7 +443,8 @@ impl Transport for RdmaTransport {
         descriptor.protocol = Self::NAME.to_owned();
         for device in &self.shared.devices {
             let name = device.device.name().to_owned();
-            descriptor.devices.push(DeviceDesc { name, lid: 0, gid: device.gid() });
+            let lid = device.device.lid();
+            descriptor.devices.push(DeviceDesc { name, lid, gid: device.gid() });
         }
         let matrix = self.matrix.entries().iter();
         descriptor.priority_matrix.extend(matrix.map(|(location, it)| {

@@ -30,6 +30,7 @@ pub(super) use self::closing::{Notices, tell};
 use self::store::{Denied, Ending, Open, Sender, Store};
 use super::connection::{Connection, MAX_QUEUE_PAIRS, Peer, Unconnected};
 use super::device::LocalDevice;
+use super::ports::sender_of;
 use crate::FailureReason;
 
 /// Longer than any host name, port and device name are together.
@@ -163,7 +164,7 @@ impl Accepted {
         request: &HandShakeDesc,
     ) -> Result<HandShakeDesc, Refusal> {
         self.check_incarnation(request)?;
-        let Some(gid) = request.local_gid else {
+        let (Some(gid), Some(at)) = (request.local_gid, sender_of(request)) else {
             return Err("the handshake does not say the GID of its sender".into());
         };
         if request.local_nic_path.len() > MAX_NIC_PATH_LENGTH {
@@ -190,8 +191,10 @@ impl Accepted {
             )
             .into());
         }
-        let own_mtu = device.path_mtu(gid.address()).map_err(|error| error.to_string())?;
-        let peer = Peer::parse(request, gid.address(), count, own_mtu)?;
+        // Before a way to it is looked for, which there is none between ports of different kinds.
+        device.device.port_address().check_peer(&at).map_err(|error| error.to_string())?;
+        let own_mtu = device.path_mtu(at.ip).map_err(|error| error.to_string())?;
+        let peer = Peer::parse(request, at, count, own_mtu)?;
         let (initiator, epoch) = self.admit(numbered, &sender)?;
         let made = self.make(device, (initiator, epoch), &peer);
         let (connection, receive_share, reply) = made.inspect_err(|_| {

@@ -98,7 +98,7 @@ fn a_peer_that_is_gone_is_forgotten_and_one_that_is_there_is_not() {
     };
     let reply = accepted.accept(&ours, &there).unwrap();
     let mtu = ours.device.path_mtu(address(2)).unwrap();
-    let peer = Peer::parse(&reply, address(1), 1, mtu).unwrap();
+    let peer = Peer::parse(&reply, address(1).into(), 1, mtu).unwrap();
     let _connection = unconnected.connect(&peer, 13).unwrap();
     accepted.wait_until(|store| store.connections() == 1);
     assert!(accepted.has(1, 2));
@@ -414,7 +414,7 @@ fn idle_goes_before_busy() {
             ..by_rail(1, rail, epoch)
         };
         let reply = accepted.accept(&ours, &request).unwrap();
-        let peer = Peer::parse(&reply, address(15), 1, mtu).unwrap();
+        let peer = Peer::parse(&reply, address(15).into(), 1, mtu).unwrap();
         unconnected.connect(&peer, 13).unwrap()
     };
     let use_it = |connection: &Connection| {
@@ -503,4 +503,16 @@ fn an_engine_that_stops_knows_whom_to_tell_and_accepts_nobody() {
     assert!(refusal.contains("closes"), "{refusal}");
     accepted.fence(&fence(1, 0, 9)).unwrap_err();
     assert_eq!(accepted.lock().connections(), 0);
+}
+
+#[test]
+fn who_is_at_a_port_of_infiniband_is_told_that_this_is_none() {
+    let accepted = Arc::new(Accepted::new(CONFIG));
+    let ours = open(9, &Arc::downgrade(&accepted));
+    let gid = Some(Gid::from_address("fe80::7".parse().unwrap()));
+    let request = HandShakeDesc { local_lid: 0x2a, local_gid: gid, ..by_rail(1, 0, 1) };
+    let refused = accepted.accept(&ours, &request).unwrap_err();
+    let ports = format!("{} and fe80::7 (InfiniBand, LID 0x002a)", address(9));
+    assert!(refused.reason.starts_with(&ports), "{}", refused.reason);
+    assert_eq!(accepted.counts(&ours), (0, 0));
 }

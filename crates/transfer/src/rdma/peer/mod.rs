@@ -16,12 +16,12 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use millstream_metadata::{BufferDesc, Gid, NicPath};
+use millstream_metadata::{BufferDesc, NicPath};
 use millstream_transfer_core::{
     AnyPolicy, Borders, Flow, Instant, Piece, Rail, RailId, RailState, Ranges, Request, SliceId,
     SliceResult, TaskId,
 };
-use millstream_verbs::{Completion, CompletionStatus};
+use millstream_verbs::{Completion, CompletionStatus, PortAddress};
 
 use super::LEAST_REGION;
 use super::connection::{Connection, Outstanding};
@@ -75,8 +75,8 @@ pub(super) struct Way {
     pub(super) remote: usize,
     /// The peer's NIC, by the name that the peer gives itself.
     pub(super) nic: NicPath,
-    /// Its address, by the peer's descriptor.
-    pub(super) gid: Gid,
+    /// Where it is, by the peer's descriptor.
+    pub(super) at: PortAddress,
 }
 
 struct State {
