@@ -69,6 +69,15 @@ pub enum JoinError {
         /// How many.
         count: usize,
     },
+    /// Switches are programs on IP networks.
+    #[error(
+        "{device} has a port of InfiniBand, at which no switch can be reached: collectives need an Ethernet port, \
+         or a soft device on an IP address"
+    )]
+    InfiniBand {
+        /// The device.
+        device: String,
+    },
     /// TLS with the controller has failed.
     #[error("TLS with the controller at {controller} failed: {reason}")]
     Tls {

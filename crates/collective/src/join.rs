@@ -18,7 +18,7 @@ use millstream_inc::protocol::{
 use millstream_inc::{CommunicatorOptions, HostConfig, HostWorker, MAX_TREES, SwitchEvent};
 use millstream_net::tls::{self, CallerTls};
 use millstream_net::token::Token;
-use millstream_verbs::{Device, Psn};
+use millstream_verbs::{Device, PortAddress, Psn};
 
 use crate::control::{self, ConnectError, Proofs, ReceiveError, Receiver, Sender};
 use crate::coordinator::Rendezvous;
@@ -166,11 +166,20 @@ pub(crate) fn join(
     if config.more_devices.len() >= MAX_TREES {
         return Err(JoinError::TooManyDevices { count: devices.count() });
     }
+    devices.clone().try_for_each(|it| check_port(it.name(), it.port_address()))?;
     let cancellation = Cancellation::default();
     let (silence, prepares, avoid, local) = (None, true, &[], None);
     let mut joining =
         Joining { waiting, cancellation: &cancellation, silence, prepares, avoid, local };
     join_with(config, &Domains::of(devices), &mut joining)
+}
+
+/// Refuses a port of InfiniBand: switches speak RoCEv2 on IP networks.
+fn check_port(device: &str, at: PortAddress) -> Result<(), JoinError> {
+    match at.is_infiniband() {
+        true => Err(JoinError::InfiniBand { device: device.to_owned() }),
+        false => Ok(()),
+    }
 }
 
 /// As above, with protection domains that there are, one for each device.
@@ -694,5 +703,18 @@ impl Talk<'_> {
     fn unexpected(&self, message: &FromController) -> JoinError {
         let detail = format!("it sent {message:?} out of turn");
         JoinError::Protocol { controller: self.controller, detail }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_has_no_port_of_infiniband() {
+        let port = |lid| PortAddress { ip: "fe80::1".parse().unwrap(), lid };
+        assert!(check_port("mlx5_0", port(0)).is_ok());
+        let error = check_port("mlx5_0", port(7)).unwrap_err().to_string();
+        assert!(error.starts_with("mlx5_0 has a port of InfiniBand"), "{error}");
     }
 }

@@ -73,7 +73,7 @@ impl Coded for JoinError {
             Self::Fallback { .. } => SWITCH,
             Self::Path { .. } => SWITCH,
             Self::Agreement(error) => error.code(),
-            Self::Create(_) | Self::Region(_) | Self::Modify(_) => DEVICE,
+            Self::Create(_) | Self::Region(_) | Self::Modify(_) | Self::InfiniBand { .. } => DEVICE,
             Self::SharedMemory { .. } => UNSUPPORTED,
             Self::Thread(_) => INTERNAL,
         }
