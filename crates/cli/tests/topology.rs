@@ -64,6 +64,16 @@ fn another_tree_says_nothing_of_this_machine() {
     ] {
         fs::write(port.join(file), text).unwrap();
     }
+    let infiniband = device.join("infiniband/mlx5_0/ports/2");
+    for (file, text) in [
+        ("link_layer", "InfiniBand"),
+        ("gids/0", "fe80:0000:0000:0000:0002:c903:00a0:0001"),
+        ("gid_attrs/types/0", "IB/RoCE v1"),
+    ] {
+        let file = infiniband.join(file);
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(file, text).unwrap();
+    }
     fs::write(device.join("numa_node"), "1").unwrap();
     for (folder, name, target) in [
         ("class/infiniband", "mlx5_0", device.join("infiniband/mlx5_0")),
@@ -92,6 +102,7 @@ fn another_tree_says_nothing_of_this_machine() {
     for expected in [
         "  mlx5_0: PCI 0000:3b:00.0, NUMA node 1\n    port 1: DOWN, unknown, unknown\n",
         "      --gid-index 3: RoCE v2, 10.0.0.7 (eth9)\n",
+        "    port 2: unknown, InfiniBand, unknown\n      --gid-index 0: InfiniBand, fe80::2:c903:a0:1\n",
         "  eth9: unknown, MTU 1500: path MTU 1024\n",
         "NUMA nodes: none\nGPUs: none\n",
     ] {

@@ -39,6 +39,13 @@ pub struct Port {
     pub gids: Vec<GidEntry>,
 }
 
+impl Port {
+    /// Whether its link layer is InfiniBand.
+    pub fn is_infiniband(&self) -> bool {
+        self.link_layer.as_deref() == Some("InfiniBand")
+    }
+}
+
 /// A GID of a port.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct GidEntry {

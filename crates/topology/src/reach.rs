@@ -142,8 +142,7 @@ impl RdmaDevice {
     /// The addresses of its ports by which transfers can reach it: GIDs of InfiniBand and RoCEv2.
     pub fn addresses(&self) -> Vec<Address> {
         let of_port = |port: &Port| {
-            let infiniband = port.link_layer.as_deref() == Some("InfiniBand");
-            let address = |entry: &crate::GidEntry| match infiniband {
+            let address = |entry: &crate::GidEntry| match port.is_infiniband() {
                 true => Some(Address::InfiniBand(entry.gid)),
                 false => entry.version_2.then_some(Address::Ip(IpAddr::V6(entry.gid))),
             };

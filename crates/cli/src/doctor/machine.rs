@@ -73,13 +73,28 @@ fn rdma_port(device: &RdmaDevice, port: &Port) -> Check {
         let found = format!("{name} port {number} {what}");
         Check::degraded(NAME, found, "the device cannot be used; soft devices can", remedy)
     };
+    let subnet =
+        "connect its cable, and start a subnet manager such as opensm (`ibstat`, `sminfo`)";
     if let Some(state) = port.state.as_deref().filter(|state| *state != "ACTIVE") {
-        let remedy = format!("ip link set dev {interface} up (`rdma link` names the interface)");
+        let remedy = match port.is_infiniband() {
+            true => subnet.to_owned(),
+            false => format!("ip link set dev {interface} up (`rdma link` names the interface)"),
+        };
         return unusable(format!("is {}", escaped(state)), remedy);
     }
-    if port.link_layer.as_deref().is_some_and(|layer| layer != "Ethernet") {
-        let remedy = "mlxconfig -d DEVICE set LINK_TYPE_P1=2 (for adapters that can be either)";
-        return unusable("is not Ethernet".to_owned(), remedy.to_owned());
+    if port.is_infiniband() {
+        let Some(entry) = port.gids.first() else {
+            return unusable("is of InfiniBand and has no GID".to_owned(), subnet.to_owned());
+        };
+        let found = format!("{name} port {number} is active, as {} of InfiniBand", entry.gid);
+        let limits = "for transfers and `rdma`, not for collectives; tested with a fake library only, never run on \
+                      InfiniBand hardware";
+        return Check::ok(NAME, format!("{found} ({limits})"));
+    }
+    if let Some(layer) = port.link_layer.as_deref().filter(|layer| *layer != "Ethernet") {
+        let remedy = "use its Ethernet interface with soft devices";
+        let what = format!("is of {}, neither Ethernet nor InfiniBand", escaped(layer));
+        return unusable(what, remedy.to_owned());
     }
     let addresses = port.gids.iter().filter(|gid| gid.version_2);
     let addresses: Vec<IpAddr> = addresses.map(|gid| IpAddr::V6(gid.gid).to_canonical()).collect();

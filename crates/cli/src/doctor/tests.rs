@@ -205,7 +205,19 @@ fn what_stands_in_the_way_is_told_with_the_line_that_changes_it() {
             |it| it.rdma_devices = vec![device("ACTIVE", "InfiniBand", &[])],
             Degraded,
             "RDMA port",
-            "LINK_TYPE_P1",
+            "subnet manager",
+        ),
+        (
+            |it| it.rdma_devices = vec![device("INIT", "InfiniBand", &["fe80::1"])],
+            Degraded,
+            "RDMA port",
+            "subnet manager",
+        ),
+        (
+            |it| it.rdma_devices = vec![device("ACTIVE", "Unspecified", &["fe80::1"])],
+            Degraded,
+            "RDMA port",
+            "soft devices",
         ),
         (
             |it| it.rdma_devices = vec![device("ACTIVE", "Ethernet", &[])],
@@ -257,6 +269,8 @@ fn what_does_not_matter_here_is_all_right() {
         |it| (it.receive_buffer_limit, it.capabilities) = (Some(1), Some(1 << 13 | 1 << 12)),
         |it| it.receive_buffer_limit = Some(4 << 20),
         |it| it.has_libcuda = true,
+        // The prefix of a subnet to which its manager has given no other.
+        |it| it.rdma_devices = vec![device("ACTIVE", "InfiniBand", &["fe80::1"])],
         |it| (it.has_nvidia_gpu, it.has_libcuda, it.has_peermem) = (true, true, true),
         |it| {
             (it.has_nvidia_gpu, it.has_libcuda) = (true, true);

@@ -146,7 +146,7 @@ fn rdma_device(device: &RdmaDevice) -> RdmaReport {
         gids: port
             .gids
             .iter()
-            .filter(|entry| entry.version_2)
+            .filter(|entry| entry.version_2 || port.is_infiniband())
             .map(|entry| GidReport {
                 index: entry.index,
                 address: IpAddr::V6(entry.gid).to_canonical(),

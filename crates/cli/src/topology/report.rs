@@ -51,7 +51,7 @@ pub(super) struct PortReport {
     pub(super) state: Option<String>,
     pub(super) link_layer: Option<String>,
     pub(super) rate: Option<String>,
-    /// The entries of RoCEv2: what queue pairs here can use.
+    /// What queue pairs here can use: the entries of RoCEv2, or all of a port of InfiniBand.
     pub(super) gids: Vec<GidReport>,
 }
 

@@ -102,16 +102,21 @@ impl RdmaReport {
                 text(&port.link_layer),
                 text(&port.rate)
             ));
+            let infiniband = port.link_layer.as_deref() == Some("InfiniBand");
+            let kind = if infiniband { "InfiniBand" } else { "RoCE v2" };
             if port.gids.is_empty() {
-                lines.push(
-                    "      no RoCE v2 GID: give its network interface an IP address".to_owned(),
-                );
+                lines.push(match infiniband {
+                    true => "      no GID: does a subnet manager run?".to_owned(),
+                    false => {
+                        "      no RoCE v2 GID: give its network interface an IP address".to_owned()
+                    }
+                });
             }
             for gid in &port.gids {
                 let interface =
                     gid.interface.as_deref().map_or(String::new(), |name| format!(" ({name})"));
                 lines.push(format!(
-                    "      --gid-index {}: RoCE v2, {}{interface}",
+                    "      --gid-index {}: {kind}, {}{interface}",
                     gid.index, gid.address
                 ));
             }
