@@ -1,11 +1,10 @@
 //! How queue pairs of these commands are connected.
 
-use std::net::IpAddr;
 use std::time::SystemTime;
 
 use anyhow::Context;
 use millstream_verbs::{
-    Access, Device, Mtu, Psn, Qpn, QueuePair, QueuePairAttributes, QueuePairState,
+    Access, Device, Mtu, PortAddress, Psn, Qpn, QueuePair, QueuePairAttributes, QueuePairState,
 };
 
 use crate::failure::usage;
@@ -24,7 +23,7 @@ pub(super) const QUEUE_KEY: u32 = 0x1111_1111;
 /// The peer's side of a connection, and how the way there is.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Remote {
-    pub(super) address: IpAddr,
+    pub(super) at: PortAddress,
     pub(super) qpn: Qpn,
     /// The first packet sequence number that it sends.
     pub(super) psn: Psn,
@@ -71,7 +70,8 @@ pub(super) fn start_datagrams(pair: &QueuePair, psn: Psn) -> anyhow::Result<()> 
 pub(super) fn connect(pair: &QueuePair, remote: &Remote, psn: Psn) -> anyhow::Result<()> {
     let attributes = QueuePairAttributes {
         state: Some(QueuePairState::ReadyToReceive),
-        remote_address: Some(remote.address),
+        remote_address: Some(remote.at.ip),
+        remote_lid: remote.at.lid,
         path_mtu: Some(remote.path_mtu),
         destination_qpn: Some(remote.qpn),
         receive_psn: Some(remote.psn),
@@ -91,7 +91,7 @@ pub(super) fn connect(pair: &QueuePair, remote: &Remote, psn: Psn) -> anyhow::Re
         })
     });
     connected.with_context(|| {
-        let (local, address, qpn) = (pair.number().value(), remote.address, remote.qpn.value());
+        let (local, address, qpn) = (pair.number().value(), remote.at, remote.qpn.value());
         format!("cannot connect queue pair {local:#08x} to {qpn:#08x} of {address}")
     })
 }
@@ -102,13 +102,18 @@ pub(super) fn path_mtu(bytes: usize) -> anyhow::Result<Mtu> {
         .ok_or_else(|| usage(format!("--mtu {bytes}: it is 256, 512, 1024, 2048 or 4096")))
 }
 
-/// The largest path MTU to `peer`.
-pub(super) fn largest_path_mtu(device: &Device, peer: IpAddr) -> anyhow::Result<Mtu> {
-    device.path_mtu(peer).with_context(|| format!("there is no way to {peer}"))
+/// The largest path MTU to `peer`, if the device can be connected to it.
+pub(super) fn largest_path_mtu(device: &Device, peer: PortAddress) -> anyhow::Result<Mtu> {
+    device.port_address().check_peer(&peer)?;
+    device.path_mtu(peer.ip).with_context(|| format!("there is no way to {peer}"))
 }
 
 /// Refuses a path MTU that the way to `peer` cannot carry.
-pub(super) fn check_path_mtu(device: &Device, peer: IpAddr, wanted: Mtu) -> anyhow::Result<()> {
+pub(super) fn check_path_mtu(
+    device: &Device,
+    peer: PortAddress,
+    wanted: Mtu,
+) -> anyhow::Result<()> {
     let largest = largest_path_mtu(device, peer)?;
     if wanted > largest {
         return Err(usage(format!(
@@ -125,4 +130,24 @@ pub(super) fn initial_psn() -> Psn {
     let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     // RandomState takes its keys from the operating system.
     Psn::new(RandomState::new().hash_one(time) as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use millstream_verbs::SoftConfig;
+
+    use super::*;
+
+    #[test]
+    fn there_is_no_way_to_a_port_of_another_kind() {
+        let address: IpAddr = [127, 96, std::process::id() as u8, 1].into();
+        let device = Device::open_soft(&SoftConfig::new(address)).unwrap();
+        assert!(largest_path_mtu(&device, address.into()).is_ok());
+        let peer = PortAddress { ip: "fe80::7".parse().unwrap(), lid: 7 };
+        let error = largest_path_mtu(&device, peer).unwrap_err().to_string();
+        let ports = format!("{address} and fe80::7 (InfiniBand, LID 0x0007)");
+        assert!(error.starts_with(&ports), "{error}");
+    }
 }

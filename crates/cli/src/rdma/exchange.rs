@@ -10,7 +10,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use millstream_verbs::{Psn, Qpn};
+use millstream_verbs::{PortAddress, Psn, Qpn};
 use thiserror::Error;
 
 use super::patience::Patience;
@@ -42,12 +42,12 @@ pub(super) struct QueuePairAddress {
 }
 
 impl QueuePairAddress {
-    pub(super) fn new(address: IpAddr, qpn: Qpn, psn: Psn) -> Self {
-        let gid = match address {
+    pub(super) fn new(at: PortAddress, qpn: Qpn, psn: Psn) -> Self {
+        let gid = match at.ip {
             IpAddr::V4(address) => address.to_ipv6_mapped(),
             IpAddr::V6(address) => address,
         };
-        Self { lid: 0, qpn, psn, gid }
+        Self { lid: at.lid, qpn, psn, gid }
     }
 
     /// As libibverbs' examples show it.
@@ -61,15 +61,15 @@ impl QueuePairAddress {
         format!("LID 0x{lid:04x}, QPN 0x{qpn:06x}, PSN 0x{psn:06x}, GID {gid}")
     }
 
-    /// The IP address behind its GID.
-    pub(super) fn address(&self) -> anyhow::Result<IpAddr> {
+    /// Its port.
+    pub(super) fn port(&self) -> anyhow::Result<PortAddress> {
         if self.gid.is_unspecified() {
             bail!(
-                "the peer gave no GID; start it with one of RoCE v2, as in \
+                "the peer gave no GID; start it with one of RoCE v2 or of InfiniBand, as in \
                  `ibv_rc_pingpong -g INDEX` (`show_gids` or `ibv_devinfo -v` lists them)"
             );
         }
-        Ok(IpAddr::V6(self.gid).to_canonical())
+        Ok(PortAddress { ip: IpAddr::V6(self.gid).to_canonical(), lid: self.lid })
     }
 
     fn emit(&self) -> [u8; LENGTH] {
@@ -347,8 +347,11 @@ mod tests {
     use super::*;
 
     fn address() -> QueuePairAddress {
-        let ip = "10.91.0.1".parse().unwrap();
-        QueuePairAddress::new(ip, Qpn::new(0x4242), Psn::new(0xabcdef))
+        at(PortAddress { ip: "10.91.0.1".parse().unwrap(), lid: 0 })
+    }
+
+    fn at(port: PortAddress) -> QueuePairAddress {
+        QueuePairAddress::new(port, Qpn::new(0x4242), Psn::new(0xabcdef))
     }
 
     fn pair() -> (TcpStream, TcpStream) {
@@ -364,6 +367,10 @@ mod tests {
         assert_eq!(QueuePairAddress::parse(expected), Some(address()));
         let upper = b"0000:004242:ABCDEF:00000000000000000000FFFF0A5B0001\0";
         assert_eq!(QueuePairAddress::parse(upper), Some(address()));
+        let port = PortAddress { ip: "fe80::2:c903:a0:1".parse().unwrap(), lid: 0xbfff };
+        let infiniband = b"bfff:004242:abcdef:fe800000000000000002c90300a00001\0";
+        assert_eq!(&at(port).emit(), infiniband);
+        assert_eq!(QueuePairAddress::parse(infiniband).unwrap().port().unwrap(), port);
     }
 
     #[test]
@@ -397,8 +404,8 @@ mod tests {
     #[test]
     fn a_peer_without_gid_is_told_what_to_do() {
         let nobody = QueuePairAddress { gid: Ipv6Addr::UNSPECIFIED, ..address() };
-        assert!(nobody.address().unwrap_err().to_string().contains("-g INDEX"));
-        assert_eq!(address().address().unwrap(), "10.91.0.1".parse::<IpAddr>().unwrap());
+        assert!(nobody.port().unwrap_err().to_string().contains("-g INDEX"));
+        assert_eq!(address().port().unwrap().ip, "10.91.0.1".parse::<IpAddr>().unwrap());
     }
 
     #[test]

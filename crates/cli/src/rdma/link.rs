@@ -111,7 +111,7 @@ impl Link {
             return connection::connect(&self.pair, remote, psn);
         }
         self.destination = Some(DatagramDestination {
-            address: remote.address,
+            address: remote.at.ip,
             qpn: remote.qpn,
             queue_key: connection::QUEUE_KEY,
         });

@@ -133,7 +133,7 @@ fn play(
     };
     let messages = Messages { side, size, iters: arguments.iters, timeout: patience.timeout };
     converse(link, messages, original).with_context(|| {
-        let (address, qpn) = (remote.address, remote.qpn.value());
+        let (address, qpn) = (remote.at, remote.qpn.value());
         let failure = device.failure().map_or_else(String::new, |why| format!("{why}: "));
         let lost = match way {
             Way::Connected(_) => "",
@@ -170,7 +170,7 @@ fn prepare(
 /// Our queue pair's address, which is shown.
 fn introduce(prepared: &Prepared, psn: Psn) -> anyhow::Result<QueuePairAddress> {
     let Prepared { link, device } = prepared;
-    let ours = QueuePairAddress::new(device.address(), link.number(), psn);
+    let ours = QueuePairAddress::new(device.port_address(), link.number(), psn);
     line(&format!("  local address:  {}", ours.describe()))?;
     Ok(ours)
 }
@@ -184,24 +184,24 @@ fn remote(
     timeout: u8,
 ) -> anyhow::Result<Remote> {
     line(&format!("  remote address: {}", theirs.describe()))?;
-    let address = theirs.address()?;
+    let at = theirs.port()?;
     let path_mtu = match way {
         Way::Connected(mtu) => {
-            connection::check_path_mtu(device, address, mtu)?;
+            connection::check_path_mtu(device, at, mtu)?;
             mtu
         }
         Way::Datagrams => {
-            let largest = connection::largest_path_mtu(device, address)?;
+            let largest = connection::largest_path_mtu(device, at)?;
             if size > largest.bytes() {
                 return Err(usage(format!(
-                    "--size {size}: a datagram to {address} holds at most {largest} bytes"
+                    "--size {size}: a datagram to {at} holds at most {largest} bytes"
                 )));
             }
             largest
         }
     };
     let QueuePairAddress { qpn, psn, .. } = *theirs;
-    Ok(Remote { address, qpn, psn, path_mtu, reads: 1, timeout })
+    Ok(Remote { at, qpn, psn, path_mtu, reads: 1, timeout })
 }
 
 /// What is sent and received.

@@ -117,7 +117,7 @@ impl Server {
         loop {
             let waiting = self.next(until)?;
             let (peer, theirs) = (waiting.peer, waiting.address);
-            let address = match reachable(&theirs) {
+            let address = match reachable(&theirs, self.opens_for_client) {
                 Ok(address) => address,
                 Err(error) => {
                     self.refuse(waiting, &error);
@@ -212,9 +212,34 @@ impl Server {
     }
 }
 
-/// The client's address, if there is a way to it.
-fn reachable(client: &QueuePairAddress) -> anyhow::Result<IpAddr> {
-    let address = client.address()?;
+/// The client's address, if there is a way to it, from a soft device or from one of the system's.
+fn reachable(client: &QueuePairAddress, soft: bool) -> anyhow::Result<IpAddr> {
+    let at = client.port()?;
+    if at.is_infiniband() {
+        if soft {
+            bail!("no soft device reaches {at}: choose a device of InfiniBand with --device");
+        }
+        // The system's routes are those of IP. Whether the device gets there shows when they are connected.
+        return Ok(at.ip);
+    }
+    let address = at.ip;
     local_address_for(address).with_context(|| format!("there is no way to its GID, {address}"))?;
     Ok(address)
+}
+
+#[cfg(test)]
+mod tests {
+    use millstream_verbs::{PortAddress, Psn, Qpn};
+
+    use super::*;
+
+    #[test]
+    fn a_client_of_infiniband_is_for_a_device_of_the_system() {
+        let at = PortAddress { ip: "fe80::2:c903:a0:1".parse().unwrap(), lid: 7 };
+        let client = QueuePairAddress::new(at, Qpn::new(17), Psn::new(0));
+        assert_eq!(reachable(&client, false).unwrap(), at.ip);
+        let error = reachable(&client, true).unwrap_err().to_string();
+        assert!(error.contains("fe80::2:c903:a0:1 (InfiniBand, LID 0x0007)"), "{error}");
+        assert!(error.contains("--device"), "{error}");
+    }
 }

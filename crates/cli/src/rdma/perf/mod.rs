@@ -235,7 +235,7 @@ fn first(lanes: &Lanes) -> anyhow::Result<QueuePairAddress> {
     let addresses = lanes.addresses();
     let first = addresses.first().context("there is no queue pair")?;
     let (qpn, psn) = (Qpn::new(first.qpn), Psn::new(first.psn));
-    Ok(QueuePairAddress::new(lanes.device().address(), qpn, psn))
+    Ok(QueuePairAddress::new(lanes.device().port_address(), qpn, psn))
 }
 
 /// Agrees, connects, measures each size, and shows it all.
@@ -246,7 +246,7 @@ fn converse(
     control: &mut Control,
     theirs: &QueuePairAddress,
 ) -> anyhow::Result<()> {
-    let peer = theirs.address()?;
+    let peer = theirs.port()?;
     let largest = connection::largest_path_mtu(lanes.device(), peer)?;
     if let Some(mtu) = plan.mtu {
         connection::check_path_mtu(lanes.device(), peer, mtu)?;
@@ -261,7 +261,7 @@ fn converse(
     lanes.connect(
         &remote.queue_pairs,
         &Remote {
-            address: peer,
+            at: peer,
             // Each lane has its own.
             qpn: theirs.qpn,
             psn: theirs.psn,
@@ -271,10 +271,10 @@ fn converse(
         },
     )?;
     let (json, gigabits) = (arguments.json, arguments.report_gbits);
-    let mut report = Report::start(plan, lanes.device(), peer, path_mtu, json, gigabits)?;
-    let gid = |address| QueuePairAddress::new(address, theirs.qpn, theirs.psn).gid;
-    report.addresses(plan.test, "local", gid(lanes.device().address()), &ours)?;
-    report.addresses(plan.test, "remote", theirs.gid, &remote)?;
+    let mut report = Report::start(plan, lanes.device(), peer.ip, path_mtu, json, gigabits)?;
+    let here = QueuePairAddress::new(lanes.device().port_address(), theirs.qpn, theirs.psn);
+    report.addresses(plan.test, "local", &here, &ours)?;
+    report.addresses(plan.test, "remote", theirs, &remote)?;
     for &size in &plan.sizes {
         measure(plan, size, lanes, control, &mut report)?;
     }

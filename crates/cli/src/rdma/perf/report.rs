@@ -10,6 +10,7 @@ use super::bandwidth;
 use super::figures::{Latency, Outcome};
 use super::test::{Amount, Operation, Plan, Test};
 use crate::output::{self, line};
+use crate::rdma::exchange::QueuePairAddress;
 use crate::rdma::pattern::Side;
 
 const RULE: &str =
@@ -101,20 +102,20 @@ impl Report {
         Ok(Self { json, gigabits, latency: plan.test.latency, begun: false, object })
     }
 
-    /// Prints where the queue pairs of one side are.
+    /// Prints where the queue pairs of one side are: all at one port.
     pub(super) fn addresses(
         &self,
         test: Test,
         whose: &str,
-        gid: Ipv6Addr,
+        at: &QueuePairAddress,
         side: &Description,
     ) -> anyhow::Result<()> {
         if self.json {
             return Ok(());
         }
         for address in &side.queue_pairs {
-            line(&queue_pair(test, whose, address, side.reads))?;
-            line(&format!(" GID: {}", gid_bytes(gid)))?;
+            line(&queue_pair(test, whose, at.lid, address, side.reads))?;
+            line(&format!(" GID: {}", gid_bytes(at.gid)))?;
         }
         Ok(())
     }
@@ -214,6 +215,7 @@ impl Row {
 fn header(plan: &Plan, device: &Device, mtu: Mtu) -> Vec<String> {
     let link = match device.driver() {
         Some(driver) => format!("Ethernet (soft, driver {driver})"),
+        None if device.port_address().is_infiniband() => "IB".to_owned(),
         None => "Ethernet".to_owned(),
     };
     let mut lines = vec![
@@ -254,9 +256,9 @@ fn header(plan: &Plan, device: &Device, mtu: Mtu) -> Vec<String> {
     lines
 }
 
-fn queue_pair(test: Test, whose: &str, address: &Address, reads: u8) -> String {
+fn queue_pair(test: Test, whose: &str, lid: u16, address: &Address, reads: u8) -> String {
     let Address { qpn, psn, key, address } = address;
-    let mut text = format!(" {whose} address: LID 0000 QPN {qpn:#06x} PSN {psn:#08x}");
+    let mut text = format!(" {whose} address: LID {lid:04x} QPN {qpn:#06x} PSN {psn:#08x}");
     if test.operation == Operation::Read {
         text.push_str(&format!(" OUT {reads:#04x}"));
     }
