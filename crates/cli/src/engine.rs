@@ -11,8 +11,8 @@ use millstream_metadata::{
     CallErrorKind, FileName, HostPort, StoreError, is_peer_to_peer, open_store,
 };
 use millstream_transfer::{
-    Config, InstallError, NewError, NvmeofConfig, RdmaConfig, RelayConfig, Segment, SegmentError,
-    Settings, TransferEngine,
+    Config, InstallError, NewError, RdmaConfig, RelayConfig, Segment, SegmentError, Settings,
+    TransferEngine,
 };
 use millstream_verbs::{DeviceError, Provider};
 use thiserror::Error;
@@ -151,7 +151,7 @@ pub(crate) fn start(
             missing.push(("shm", error.to_string()));
         }
         if protocols.contains(&Protocol::Nvmeof) {
-            engine.install_nvmeof(NvmeofConfig::default())?;
+            engine.install_nvmeof(options.settings.nvmeof())?;
         }
         // Behind the others.
         let install_last = || -> Result<(), InstallError> {

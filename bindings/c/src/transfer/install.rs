@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, FromRawFd};
 use std::ptr;
 
 use millstream_topology::PriorityMatrix;
-use millstream_transfer::{InstallError, NvmeofConfig, RdmaConfig};
+use millstream_transfer::{InstallError, RdmaConfig};
 use millstream_verbs::{Device, IbverbsConfig, Provider};
 
 use super::engine::{Call, Engine};
@@ -88,7 +88,7 @@ fn install(engine: &Engine, name: &str, matrix: Option<&str>) -> Result<(), Fail
     let installed = match name {
         "tcp" => transfer.install_tcp(engine.settings.tcp()),
         "shm" => transfer.install_shm(),
-        "nvmeof" => transfer.install_nvmeof(NvmeofConfig::default()),
+        "nvmeof" => transfer.install_nvmeof(engine.settings.nvmeof()),
         "relay" => {
             let relay = engine.settings.relay().ok_or_else(|| {
                 Failure::invalid(

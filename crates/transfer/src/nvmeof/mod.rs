@@ -22,6 +22,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io::{self, Read};
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::{Duration, SystemTime};
@@ -51,11 +52,16 @@ use crate::{FailureReason, FileError, InstallError, SegmentId};
 /// As in `--protocol` and in descriptors.
 pub(crate) const NAME: &str = NVMEOF;
 
+/// The most folders that a setting names.
+pub(crate) const MAX_FOLDERS: usize = 64;
+
 /// What the transport `nvmeof` is installed with.
 #[derive(Clone, Debug)]
 pub struct NvmeofConfig {
     /// Where initiators are answered. Without, at the engine's address and a free port.
     pub listen: Option<SocketAddr>,
+    /// Among which ports to look for a free one, where `listen` has none. Without, the system chooses.
+    pub ports: Option<RangeInclusive<u16>>,
     /// Initiators that are served at a time. Each can make us allocate 9 MiB.
     pub max_connections: usize,
     /// What reads and writes files: the best that the system lets us use, unless said.
@@ -82,6 +88,7 @@ impl Default for NvmeofConfig {
     fn default() -> Self {
         Self {
             listen: None,
+            ports: None,
             max_connections: 64,
             file_engine: None,
             direct: true,
@@ -160,7 +167,7 @@ impl NvmeofTransport {
         tracing::info!(engine = %disk.engine(), "files are read and written");
         let files = Arc::new(Files::default());
         let listening = config.listen.unwrap_or_else(|| SocketAddr::new(address.ip(), 0));
-        let listener = listen(listening, None, 128).map_err(|error| {
+        let listener = listen(listening, config.ports.as_ref(), 128).map_err(|error| {
             InstallError::Files(format!("cannot listen at {listening}: {error}"))
         })?;
         let (connections, served) = (config.max_connections, Arc::clone(&files));

@@ -52,7 +52,7 @@ pub(super) enum Kind {
         read: fn(&Values) -> Option<&str>,
         write: fn(&mut Values, Option<String>),
     },
-    /// A name of a server's user, or nothing, which stands for `none`.
+    /// A name of a server or of its user, or nothing, which stands for `none`.
     User {
         none: &'static str,
         read: fn(&Values) -> Option<&str>,
@@ -73,6 +73,13 @@ pub(super) enum Kind {
     },
     /// Names of NICs, and the names of others that go with each of them; or nothing.
     Pairs { read: fn(&Values) -> &PeerAffinity, write: fn(&mut Values, PeerAffinity) },
+    /// Paths of folders from the root, `most` of them at most; or nothing, which stands for `none`.
+    Folders {
+        most: usize,
+        none: &'static str,
+        read: fn(&Values) -> &[PathBuf],
+        write: fn(&mut Values, Vec<PathBuf>),
+    },
     /// The path of a file, or nothing, which stands for `none`.
     File {
         none: &'static str,
@@ -163,6 +170,17 @@ impl Kind {
             Self::Pairs { write, .. } => {
                 PeerAffinity::parse(text).ok().map(|affinity| write(values, affinity))
             }
+            Self::Folders { most, write, .. } => {
+                // A folder that is not there now may be mounted later.
+                let is_path = |path: &&str| {
+                    path.starts_with('/')
+                        && path.len() <= PATH_MAX
+                        && !path.contains(char::is_control)
+                };
+                let folders = || text.split(':').filter(|_| !text.is_empty());
+                let all = folders().count() <= most && folders().all(|path| is_path(&path));
+                all.then(|| write(values, folders().map(PathBuf::from).collect()))
+            }
             Self::File { write, .. } => {
                 let is_path = text.len() <= PATH_MAX && !text.contains(char::is_control);
                 let path = (!text.is_empty()).then(|| PathBuf::from(text));
@@ -188,6 +206,7 @@ impl Kind {
             }
             Self::Peers { read, .. } => show_peers(read(values)),
             Self::Pairs { read, .. } => show_pairs(read(values)),
+            Self::Folders { read, .. } => show_folders(read(values)),
             Self::File { read, .. } => {
                 read(values).map_or(String::new(), |path| path.display().to_string())
             }
@@ -206,6 +225,7 @@ impl Kind {
             Self::Listen { read, .. } => read(values).map(|address| address.to_string()).into(),
             Self::Peers { read, .. } => show_peers(read(values)).into(),
             Self::Pairs { read, .. } => show_pairs(read(values)).into(),
+            Self::Folders { read, .. } => show_folders(read(values)).into(),
             Self::File { read, .. } => read(values).map(|path| path.display().to_string()).into(),
         }
     }
@@ -259,6 +279,11 @@ impl Kind {
             Self::Pairs { .. } => "NICs here, each with those of peers that go with it, such as \
                  mlx5_0=mlx5_0,mlx5_1;mlx5_2=mlx5_3, or nothing"
                 .to_owned(),
+            Self::Folders { most, none, .. } => {
+                format!(
+                    "paths of folders, each from /, up to {most} with colons between them, or nothing for {none}"
+                )
+            }
             Self::File { none, .. } => format!("the path of a file, or nothing for {none}"),
         }
     }
@@ -273,6 +298,11 @@ pub fn listen_address(text: &str) -> Option<SocketAddr> {
 /// As it is read.
 fn show_peers(peers: &[HostPort]) -> String {
     peers.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+}
+
+/// As it is read.
+fn show_folders(folders: &[PathBuf]) -> String {
+    folders.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(":")
 }
 
 /// As it is read. There are no pairs of NICs where it is not by them.

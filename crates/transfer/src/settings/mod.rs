@@ -30,7 +30,7 @@ pub(crate) use self::kind::{size_of_text, time_of_text};
 use self::table::{Setting, settings};
 use self::values::Values;
 use crate::rdma::MAX_COMPLETIONS;
-use crate::{Config, Policy, PolicyFile, RdmaConfig, RelayConfig, TcpConfig};
+use crate::{Config, NvmeofConfig, Policy, PolicyFile, RdmaConfig, RelayConfig, TcpConfig};
 
 pub use self::error::SettingsError;
 pub use self::kind::listen_address;
@@ -172,6 +172,13 @@ impl Settings {
         let Values { tcp, first_data_port, last_data_port, is_relay, relay, .. } = &self.values;
         let ports = (*first_data_port != 0).then_some(*first_data_port..=*last_data_port);
         TcpConfig { ports, relay: is_relay.then(|| relay.clone()), ..tcp.clone() }
+    }
+
+    /// What the transport `nvmeof` is installed with.
+    pub fn nvmeof(&self) -> NvmeofConfig {
+        let Values { nvmeof, first_file_port, last_file_port, .. } = &self.values;
+        let ports = (*first_file_port != 0).then_some(*first_file_port..=*last_file_port);
+        NvmeofConfig { ports, ..nvmeof.clone() }
     }
 
     /// What the transport `relay` is installed with, if relays are named.
@@ -364,9 +371,11 @@ impl Settings {
     fn check(&self) -> Result<(), SettingsError> {
         let Values { first_port, last_port, first_data_port, last_data_port, rdma, .. } =
             &self.values;
+        let Values { first_file_port, last_file_port, .. } = &self.values;
         for (first, last, names) in [
             (first_port, last_port, ["handshake.first_port", "handshake.last_port"]),
             (first_data_port, last_data_port, ["tcp.first_port", "tcp.last_port"]),
+            (first_file_port, last_file_port, ["nvmeof.first_port", "nvmeof.last_port"]),
         ] {
             if first > last || (*first == 0) != (*last == 0) {
                 let ports = self.name_all(&names);

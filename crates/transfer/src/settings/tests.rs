@@ -7,7 +7,7 @@ use millstream_verbs::{Driver, Mtu, Provider};
 
 use super::kind::Kind;
 use super::*;
-use crate::{PeerAffinity, Policy};
+use crate::{NvmeofConfig, PeerAffinity, Policy};
 
 fn load(variables: &[(&str, &str)], arguments: &[&str]) -> Result<Settings, String> {
     let pair = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
@@ -60,6 +60,8 @@ fn without_sources_all_values_are_those_of_the_types() {
     let (ours, theirs) = (settings.engine(address), Config::new(address));
     assert_eq!(format!("{ours:?}"), format!("{theirs:?}"));
     let (ours, theirs) = (settings.rdma(&[address]), RdmaConfig::new(&[address]));
+    assert_eq!(format!("{ours:?}"), format!("{theirs:?}"));
+    let (ours, theirs) = (settings.nvmeof(), NvmeofConfig::default());
     assert_eq!(format!("{ours:?}"), format!("{theirs:?}"));
     assert!(settings.states().all(|state| *state.origin == Origin::Default));
     assert_eq!((settings.log_level(), settings.notes()), (None, &[][..]));
@@ -204,6 +206,12 @@ fn bounds_are_values_and_what_is_beyond_is_refused() {
                 ["a=b", " a = b, c ; d=e;", ""].map(str::to_owned).to_vec(),
                 ["a", "a=", "a=b;a=c"].map(str::to_owned).to_vec(),
             ),
+            Kind::Folders { most, .. } => {
+                let many = |count| vec!["/a"; count].join(":");
+                let good = ["/mnt/files", "/mnt/a b:/srv/c=d,e", "/", ""].map(str::to_owned);
+                let bad = ["mnt", "/a:b", "/a:", ":", "/a\nb"].map(str::to_owned).to_vec();
+                ([good.to_vec(), vec![many(most)]].concat(), [bad, vec![many(most + 1)]].concat())
+            }
             Kind::File { .. } => (
                 ["/etc/topology.json", "a b.json", ""].map(str::to_owned).to_vec(),
                 vec!["x".repeat(4096), "a\nb".to_owned()],
@@ -309,6 +317,16 @@ fn a_bad_value_is_told_with_its_place_and_the_range() {
         ),
         (&[("MC_MAX_RPC_PORT", "2000")], &[], "handshake.first_port = 0 (default), "),
         (
+            &[],
+            &["nvmeof.first_port=2000"],
+            "nvmeof.first_port = 2000 (argument), nvmeof.last_port = 0 (default): ",
+        ),
+        (
+            &[],
+            &["nvmeof.mapped_folders=mnt"],
+            "nvmeof.mapped_folders=mnt: nvmeof.mapped_folders is paths of folders, each from /, up to 64 ",
+        ),
+        (
             &[("MC_MAX_WR", "4096")],
             &[],
             "rdma.queue_pairs_per_endpoint = 1 (default), rdma.send_queue_depth = 4096 (MC_MAX_WR), \
@@ -349,6 +367,41 @@ fn a_bad_file_is_told_with_its_line() {
     let rdma = good.load().unwrap().rdma(&[]);
     assert!(!rdma.soft.segmentation_offload);
     assert_eq!(rdma.soft.busy_poll, Some(Duration::from_millis(2)));
+}
+
+#[test]
+fn files_are_mapped_and_offered_as_settings_say() {
+    let file = TomlFile::new(
+        "nvmeof",
+        "[nvmeof]\nmapped_folders = \"/mnt/a:/mnt/b\"\ndirect = false\nsilence = 7\nfirst_port = 2000\n",
+    );
+    let arguments = [
+        "nvmeof.server_name=here:1",
+        "nvmeof.last_port=2009",
+        "nvmeof.io_timeout=5m",
+        "nvmeof.connect_timeout=300ms",
+        "nvmeof.max_connections=9",
+        "nvmeof.file_engine=threads",
+        "nvmeof.silence=8",
+    ];
+    let sources = Sources {
+        file: Some(file.0.clone()),
+        variables: Vec::new(),
+        arguments: arguments.map(str::to_owned).to_vec(),
+    };
+    let settings = Settings::load(&sources).unwrap();
+    let place = format!("{}:2", file.0.display());
+    assert_eq!(state(&settings, "nvmeof.mapped_folders"), ("/mnt/a:/mnt/b".to_owned(), place));
+    let argument = ("8s".to_owned(), "argument".to_owned());
+    assert_eq!(state(&settings, "nvmeof.silence"), argument);
+    let nvmeof = settings.nvmeof();
+    assert_eq!(nvmeof.mapped_folders, ["/mnt/a", "/mnt/b"].map(PathBuf::from));
+    assert_eq!((nvmeof.server_name.as_deref(), nvmeof.ports), (Some("here:1"), Some(2000..=2009)));
+    assert_eq!((nvmeof.direct, nvmeof.max_connections), (false, 9));
+    assert_eq!(nvmeof.file_engine, Some(crate::FileEngine::Threads));
+    let times = (nvmeof.connect_timeout, nvmeof.silence, nvmeof.io_timeout);
+    let (connect, silence) = (Duration::from_millis(300), Duration::from_secs(8));
+    assert_eq!(times, (connect, silence, Duration::from_secs(300)));
 }
 
 #[test]

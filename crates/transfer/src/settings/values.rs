@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use millstream_metadata::{HostPort, TlsFiles};
 
-use crate::{Config, RdmaConfig, RelayLimits, TcpConfig};
+use crate::{Config, NvmeofConfig, RdmaConfig, RelayLimits, TcpConfig};
 
 /// The values of all settings, in the types that they act in.
 #[derive(Clone, Debug)]
@@ -28,6 +28,11 @@ pub(super) struct Values {
     /// The first and last port for data. 0: the system chooses.
     pub(super) first_data_port: u16,
     pub(super) last_data_port: u16,
+    /// But for the ports.
+    pub(super) nvmeof: NvmeofConfig,
+    /// The first and last port for files. 0: the system chooses.
+    pub(super) first_file_port: u16,
+    pub(super) last_file_port: u16,
     /// Whether engines are relays, and how far.
     pub(super) is_relay: bool,
     pub(super) relay: RelayLimits,
@@ -55,6 +60,9 @@ impl Default for Values {
             tcp: TcpConfig::default(),
             first_data_port: 0,
             last_data_port: 0,
+            nvmeof: NvmeofConfig::default(),
+            first_file_port: 0,
+            last_file_port: 0,
             is_relay: false,
             relay: RelayLimits::default(),
             relays: Vec::new(),

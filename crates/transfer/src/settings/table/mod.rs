@@ -2,6 +2,7 @@
 
 mod devices;
 mod engine;
+mod nvmeof;
 mod rdma;
 mod tcp;
 
@@ -28,6 +29,7 @@ pub(in crate::settings) enum Scope {
     Soft,
     Ibverbs,
     Tcp,
+    Nvmeof,
     Command,
 }
 
@@ -39,6 +41,7 @@ impl Scope {
             Self::Soft => "soft devices",
             Self::Ibverbs => "the system's devices",
             Self::Tcp => "the transport tcp",
+            Self::Nvmeof => "the transport nvmeof",
             Self::Command => "the command millstream",
         }
     }
@@ -46,5 +49,5 @@ impl Scope {
 
 /// All settings. A setting that nothing acts on has no row.
 pub(in crate::settings) fn settings() -> impl Iterator<Item = &'static Setting> {
-    [engine::ROWS, rdma::ROWS, devices::ROWS, tcp::ROWS].into_iter().flatten()
+    [engine::ROWS, rdma::ROWS, devices::ROWS, tcp::ROWS, nvmeof::ROWS].into_iter().flatten()
 }
