@@ -25,6 +25,7 @@ mod failure;
 mod lab;
 mod log;
 mod manual;
+mod mapped;
 mod memory;
 mod metadata_server;
 mod node;

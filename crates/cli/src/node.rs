@@ -18,7 +18,7 @@ use crate::failure::usage;
 use crate::memory::MemoryKind;
 use crate::process::StopWatch;
 use crate::settings::SettingsArguments;
-use crate::{closed, engine, note, output, paths, retry, status_pages, units};
+use crate::{closed, engine, mapped, note, output, paths, retry, status_pages, units};
 
 /// Bytes read from the file at a time.
 const CHUNK: usize = 1 << 20;
@@ -55,6 +55,10 @@ pub(crate) struct Arguments {
     /// As --offer-file, for reading only
     #[arg(long, value_name = "F")]
     offer_file_read_only: Vec<PathBuf>,
+    /// The file that is offered by the path F is at LOCAL where a server is called SERVER, which opens it there itself
+    /// if it may (setting nvmeof.mapped_folders); may repeat
+    #[arg(long, value_name = "F@SERVER=LOCAL")]
+    map_file: Vec<String>,
     /// Wait up to so long for an address or a name that is in use, or a metadata server that is not there
     #[arg(long, value_name = "D", default_value = "0s", value_parser = units::duration)]
     wait: Duration,
@@ -117,6 +121,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if !files.is_empty() {
         protocols.push(Protocol::Nvmeof);
     }
+    let paths: Vec<_> = files.iter().map(|(path, _)| path.as_path()).collect();
+    let mut maps = mapped::maps(&arguments.map_file, &paths)?.into_iter();
     let length = usize::try_from(arguments.buffer).ok().filter(|&length| length > 0);
     let length = length.ok_or_else(|| {
         usage(format!("--buffer {}: it must be 1 byte at least", arguments.buffer))
@@ -145,7 +151,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
             .with_context(|| format!("cannot load {path}"))?;
     }
     for (path, writable) in files {
-        let options = FileOptions { writable, ..FileOptions::default() };
+        let local_path_map = maps.next().unwrap_or_default();
+        let options = FileOptions { writable, local_path_map, ..FileOptions::default() };
         engine.register_file(path, options)?;
     }
     let listen = status_pages::place(arguments.http, settings);

@@ -158,6 +158,44 @@ fn addresses_that_cannot_be_are_usage_errors() {
     }
 }
 
+/// It is another file there, so that bytes say who has read and written it.
+#[test]
+fn files_are_mapped_at_servers_which_open_them_themselves() {
+    let folder = Folder::new();
+    let (here, there, copy) = (folder.file("here"), folder.file("there"), folder.file("copy"));
+    fs::write(&here, bytes(100_000, 1)).unwrap();
+    fs::write(&there, bytes(100_000, 2)).unwrap();
+    let mut command = millstream();
+    command.args(["node", "--buffer=1", "--protocol=nvmeof", "--bind", &address()]);
+    command.args(["--offer-file", &here, "--map-file", &format!("{here}@shop={there}")]);
+    let mut node = Running::start("node", &mut command);
+    let segment = node.ready()["files"][0].as_str().unwrap().to_owned();
+    let folders = format!(
+        "--set=nvmeof.mapped_folders={}",
+        fs::canonicalize(folder.path()).unwrap().display()
+    );
+    let get = |more: &[&str]| {
+        run(&[&["get", "--segment", &segment, "--length=100000", &copy], more].concat()).success();
+        fs::read(&copy).unwrap()
+    };
+    let is_there = ["--set=nvmeof.server_name=shop", &folders];
+    assert!(get(&is_there) == bytes(100_000, 2));
+    // Any path can be said, and another server has the file elsewhere.
+    for is_not_there in [&[][..], &is_there[..1], &is_there[1..]] {
+        assert!(get(is_not_there) == bytes(100_000, 1));
+    }
+    fs::write(&copy, bytes(5000, 3)).unwrap();
+    run(&[&["put", "--segment", &segment, "--offset=777", &copy], &is_there[..]].concat())
+        .success();
+    let mut expected = bytes(100_000, 2);
+    expected[777..5777].copy_from_slice(&bytes(5000, 3));
+    assert!(fs::read(&there).unwrap() == expected);
+    assert!(fs::read(&here).unwrap() == bytes(100_000, 1));
+    let bad = ["node", "--buffer=1", "--offer-file", &here, "--map-file=elsewhere@shop=/x"];
+    let expected = "--map-file \"elsewhere@shop=/x\": it begins with no path of --offer-file, as given there, and @";
+    assert_eq!(run(&bad).failure(2), expected);
+}
+
 /// Each as a segment of its own, whose offsets are the file's.
 #[test]
 fn files_are_offered_for_reading_and_writing() {
