@@ -293,6 +293,7 @@ fn install(
         "local" => {}
         "shm" => engine.install_shm()?,
         "tcp" => engine.install_tcp(settings.tcp())?,
+        "nvmeof" => engine.install_nvmeof(settings.nvmeof())?,
         "rdma" => engine.install_rdma(rdma(None))?,
         "rdma:soft" => engine.install_rdma(rdma(Some(Provider::Soft)))?,
         "rdma:ibverbs" => engine.install_rdma(rdma(Some(Provider::Ibverbs)))?,
@@ -308,7 +309,7 @@ fn install(
         _ => {
             let message = format!("there is no transport {name:?}");
             return Err(Failure::new("ConfigError", CONTEXT, message)
-                .remedy("take auto, shm, tcp, rdma, rdma:soft, rdma:ibverbs or local"));
+                .remedy("take auto, shm, tcp, rdma, rdma:soft, rdma:ibverbs, nvmeof or local"));
         }
     }
     Ok(())

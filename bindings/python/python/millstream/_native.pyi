@@ -203,7 +203,8 @@ class Engine:
 
         ``host`` is how peers reach it, if not by that address. ``metadata`` is the URI of a metadata server, by
         which it is found by its ``name``; without, its name is its host and port. ``transports`` are ``auto`` (all
-        that this machine has), or of ``shm``, ``tcp``, ``rdma``, ``rdma:soft``, ``rdma:ibverbs``, ``local``.
+        that this machine has to memory), or of ``shm``, ``tcp``, ``rdma``, ``rdma:soft``, ``rdma:ibverbs``, ``local``, and
+        ``nvmeof``, by which segments that are files are reached.
         ``bind`` are the addresses of RDMA devices. ``settings`` come before those of the environment and of files.
         """
     @property
