@@ -29,6 +29,9 @@ const GROUP_LENGTH: u64 = 768 << 10;
 const MAX_PARTS: usize = 64;
 const MAX_BYTES: u64 = 8 << 20;
 
+/// How often a READ is asked for again after its connection was lost.
+pub(super) const MAX_ATTEMPTS: u32 = 2;
+
 /// Tasks that wait, and what is known of both of their ends.
 #[derive(Clone)]
 pub(super) struct Entry {
@@ -83,6 +86,8 @@ pub(super) struct Part {
     pub(super) offset: u64,
     pub(super) length: u32,
     begun: Instant,
+    /// Connections that were lost under it.
+    attempts: u32,
     /// Somebody is at its local memory.
     in_use: bool,
     /// Its group has ended without it: it is there until the target has answered.
@@ -106,10 +111,12 @@ pub(super) struct Flow {
     counters: RailCounters,
 }
 
-/// All that a flow had.
+/// What a flow had, to fail.
 pub(super) struct Rest {
     queue: VecDeque<Entry>,
     groups: Vec<Group>,
+    /// Of the queue WRITEs only: the flow has the READs still.
+    reads_stay: bool,
 }
 
 /// A group that has ended, to be told without the lock.
@@ -180,17 +187,28 @@ impl Entry {
 
     /// Nothing of it is done any more.
     pub(super) fn fail(&self, reason: &FailureReason) {
-        for index in self.next..self.end {
-            let task = TaskHandle { batch: Arc::clone(&self.batch), index };
-            if task.is_late() {
-                // Nobody has looked since.
-                task.end_rest(TransferState::Timeout);
-                continue;
-            }
-            let whole = task.whole();
-            let place = self.ends.place(whole.target, whole.length);
-            task.fail_rest(&self.ends.error(reason, &place));
+        self.tasks().for_each(|task| self.fail_task(&task, reason));
+    }
+
+    /// Its WRITEs are not done any more.
+    fn fail_writes(&self, reason: &FailureReason) {
+        let writes = self.tasks().filter(|task| task.opcode() == Opcode::Write);
+        writes.for_each(|task| self.fail_task(&task, reason));
+    }
+
+    fn tasks(&self) -> impl Iterator<Item = TaskHandle> {
+        (self.next..self.end).map(|index| TaskHandle { batch: Arc::clone(&self.batch), index })
+    }
+
+    fn fail_task(&self, task: &TaskHandle, reason: &FailureReason) {
+        if task.is_late() {
+            // Nobody has looked since.
+            task.end_rest(TransferState::Timeout);
+            return;
         }
+        let whole = task.whole();
+        let place = self.ends.place(whole.target, whole.length);
+        task.fail_rest(&self.ends.error(reason, &place));
     }
 }
 
@@ -287,6 +305,7 @@ impl Flow {
             offset: rest.target - file.addr,
             length: length as u32,
             begun: Instant::now(),
+            attempts: 0,
             in_use: false,
             given_up: false,
         };
@@ -380,6 +399,32 @@ impl Flow {
         }
     }
 
+    /// Takes what fails with a connection that was lost. READs stay and begin again, up to a number of times: no byte of
+    /// the file changes by them. What a target has of a WRITE may be written at any time, also after one that was sent later.
+    pub(super) fn take_all_but_reads(&mut self) -> Rest {
+        let mut lost = Vec::new();
+        for index in 0..self.groups.slots.len() {
+            let Some(group) = self.groups.at(index) else { continue };
+            let mut fails = group.opcode == Opcode::Write;
+            let own = |part: &&mut Part| part.group == index && !part.given_up;
+            for part in self.parts.slots.iter_mut().flatten().filter(own) {
+                part.attempts += 1;
+                fails |= part.attempts > MAX_ATTEMPTS;
+            }
+            if !fails {
+                continue;
+            }
+            let parts = self.parts.slots.iter_mut().flatten().filter(own);
+            parts.for_each(|part| part.given_up = true);
+            if self.current.is_some_and(|(current, _)| current == index) {
+                self.current = None;
+            }
+            lost.extend(self.groups.remove(index));
+        }
+        self.begin_again();
+        Rest { queue: self.queue.clone(), groups: lost, reads_stay: true }
+    }
+
     /// Forgets what was given up: its connection has ended. To be called when nothing else is under way.
     pub(super) fn forget_given_up(&mut self) {
         debug_assert!(self.is_at_rest());
@@ -394,7 +439,8 @@ impl Flow {
         self.earliest = None;
         let groups = std::mem::take(&mut self.groups);
         let queue = std::mem::take(&mut self.queue);
-        Rest { queue, groups: groups.slots.into_iter().flatten().collect() }
+        let groups = groups.slots.into_iter().flatten().collect();
+        Rest { queue, groups, reads_stay: false }
     }
 
     /// Takes all that there is.
@@ -402,7 +448,8 @@ impl Flow {
         let all = std::mem::take(self);
         // Replies to what was are not for what will be.
         (self.serial, self.counters) = (all.serial, all.counters);
-        Rest { queue: all.queue, groups: all.groups.slots.into_iter().flatten().collect() }
+        let groups = all.groups.slots.into_iter().flatten().collect();
+        Rest { queue: all.queue, groups, reads_stay: false }
     }
 }
 
@@ -410,7 +457,11 @@ impl Rest {
     /// Lets the next submissions ask for the descriptors again.
     pub(super) fn mark_stale(&self) {
         let of_groups = self.groups.iter().map(|group| &group.ends);
-        for ends in of_groups.chain(self.queue.iter().map(|entry| &entry.ends)) {
+        let fails = |entry: &&Entry| {
+            !self.reads_stay || entry.tasks().any(|it| it.opcode() == Opcode::Write)
+        };
+        let waiting = self.queue.iter().filter(fails).map(|entry| &entry.ends);
+        for ends in of_groups.chain(waiting) {
             ends.segment.mark_stale();
         }
     }
@@ -431,7 +482,11 @@ impl Rest {
             group.fail(&reason);
         }
         for entry in self.queue {
-            entry.fail(reason);
+            if self.reads_stay {
+                entry.fail_writes(reason);
+            } else {
+                entry.fail(reason);
+            }
         }
     }
 }

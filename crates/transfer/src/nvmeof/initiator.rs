@@ -1,8 +1,8 @@
 //! The side that asks for I/O: a link to a target, with a thread that sends and one that receives.
 //!
-//! The connection is made when there is something to do; deadlines are kept meanwhile. When it is lost, what is
-//! under way fails. A target that is there says so while it is asked for something, however slow its disk is;
-//! so silence means that it is gone.
+//! The connection is made when there is something to do; deadlines are kept meanwhile. When it breaks, WRITEs
+//! fail, and READs are asked for again over another one. A target that is there says so while it is asked for something,
+//! however slow its disk is; so silence means that it is gone, and all fails.
 
 use std::sync::Arc;
 use std::thread;
@@ -14,7 +14,7 @@ use millstream_net::ends_between_forks;
 use millstream_net::stream::Readiness;
 
 use super::connecting::{Connecting, Place};
-use super::flow::{Entry, Part, stuck};
+use super::flow::{Entry, MAX_ATTEMPTS, Part, stuck};
 use super::protocol::{Hello, Outcome, Request};
 use super::queue::{Queue, no_thread};
 use super::receiving::{ReceiveError, Receiving};
@@ -60,6 +60,8 @@ struct Own {
     wire: Option<Arc<Wire>>,
     /// Whether the target has said that it closes the connection.
     closing: bool,
+    /// Whether the connection broke, or the target closed it and did not say so.
+    broke: bool,
     /// Why the connection has ended.
     lost: Option<String>,
     /// Whether a reply has come over it.
@@ -131,12 +133,26 @@ impl Drop for Link {
 
 impl Shared {
     fn fail(&self, text: &str) {
+        let reason = self.failed(text);
+        self.fail_for(&reason);
+    }
+
+    /// READs begin again over the next connection, and all else fails.
+    fn fail_all_but_reads(&self, text: &str) {
+        let reason = self.failed(text);
+        let rest = self.queue.lock().flow.take_all_but_reads();
+        rest.mark_stale();
+        rest.fail(&reason);
+    }
+
+    /// Counts a failure, for this reason.
+    fn failed(&self, text: &str) -> FailureReason {
         let text = format!("{text} (target {}:{})", self.place.host, self.place.port);
         let mut state = self.queue.lock();
         state.flow.counters().0.failures += 1;
         state.own.failure = Some(text.clone());
         drop(state);
-        self.fail_for(&FailureReason::File(text.into()));
+        FailureReason::File(text.into())
     }
 
     fn fail_for(&self, reason: &FailureReason) {
@@ -173,6 +189,7 @@ impl Shared {
             state.own.wire = Some(Arc::clone(&wire));
             state.flow.counters().0.connections += 1;
             (state.own.lost, state.own.answered, state.own.busy_since) = (None, false, None);
+            state.own.broke = false;
             drop(state);
             let ended = self.converse(&wire);
             let mut state = self.queue.lock();
@@ -186,12 +203,16 @@ impl Shared {
             }
             let harmless = state.flow.is_at_rest() && unanswered < 2;
             let stopping = state.stopping;
+            // A READ that was begun counts how often this happens to it.
+            let again = state.own.broke && unanswered <= MAX_ATTEMPTS;
             if state.flow.is_at_rest() {
                 state.flow.forget_given_up();
             }
             drop(state);
-            if !harmless && !stopping {
-                self.fail(&text);
+            match again {
+                _ if harmless || stopping => {}
+                true => self.fail_all_but_reads(&text),
+                false => self.fail(&text),
             }
         }
     }
@@ -355,7 +376,11 @@ impl Shared {
             match receiving.receive(wire, &mut stage) {
                 Ok(0) => {
                     let closed = "the process that has it has ended or closed the connection";
-                    return Err(receiving.turned_away().unwrap_or_else(|| closed.to_owned()));
+                    if let Some(text) = receiving.turned_away() {
+                        return Err(text);
+                    }
+                    self.queue.lock().own.broke = true;
+                    return Err(closed.to_owned());
                 }
                 Ok(_) => heard = Instant::now(),
                 Err(ReceiveError::Nonsense(text)) => return Err(text),
@@ -374,6 +399,7 @@ impl Shared {
                 }
                 Err(ReceiveError::Io(error)) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(ReceiveError::Io(error)) => {
+                    self.queue.lock().own.broke = true;
                     return Err(format!(
                         "the connection to the process that has it broke: {error}"
                     ));

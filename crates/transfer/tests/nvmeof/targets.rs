@@ -270,6 +270,78 @@ fn what_a_target_has_not_begun_when_it_closes_is_asked_for_again() {
     assert!(came.iter().all(|&byte| byte == 7));
 }
 
+/// Reads a hello and this many requests, whose WRITEs have so many bytes; what they begin with.
+fn asked(stream: &mut TcpStream, count: usize, length: u32) -> Vec<[u8; 40]> {
+    stream.write_all(HELLO).unwrap();
+    stream.read_exact(&mut [0; 12]).unwrap();
+    let mut requests = vec![[0; 40]; count];
+    for request in &mut requests {
+        stream.read_exact(request).unwrap();
+        if request[0] == 1 {
+            stream.read_exact(&mut vec![0; length as usize + 4]).unwrap();
+        }
+    }
+    requests
+}
+
+/// The connection breaks under both, twice amid the data. What the target has of the WRITE may be written at any time.
+#[test]
+fn a_read_is_asked_for_again_when_its_connection_is_lost_and_a_write_fails() {
+    // One request each.
+    const LENGTH: u32 = 512 << 10;
+    let connections = AtomicU32::new(0);
+    let (counts, counted) = channel();
+    let (_server, name) = fake_target(move |mut stream| {
+        let turn = connections.fetch_add(1, Ordering::Relaxed);
+        let requests = asked(&mut stream, if turn == 0 { 2 } else { 1 }, LENGTH);
+        let writes = requests.iter().filter(|request| request[0] == 1).count();
+        counts.send(writes).unwrap();
+        let read = requests.iter().find(|request| request[0] == 0).unwrap();
+        let mut reply = [0; 24];
+        reply[0] = 1;
+        reply[4..8].copy_from_slice(&LENGTH.to_le_bytes());
+        reply[8..16].copy_from_slice(&read[8..16]);
+        stream.write_all(&reply).unwrap();
+        let amid = LENGTH as usize / 2;
+        stream.write_all(&vec![turn as u8; if turn < 2 { amid } else { 2 * amid }]).unwrap();
+        if turn >= 2 {
+            let _ = stream.read(&mut [0]);
+        }
+    });
+    let initiator = engine(NvmeofConfig::default());
+    let segment = initiator.open_segment(&name).unwrap();
+    let local = private(&initiator, 2 * LENGTH as usize);
+    let length = u64::from(LENGTH);
+    let requests = [(Opcode::Write, 0), (Opcode::Read, length)]
+        .map(|(opcode, at)| request(opcode, (&local, at), &segment, 0, length));
+    let batch = initiator.submit_new(&requests, &SubmitOptions::default()).unwrap();
+    assert!(initiator.wait(&batch, LONG));
+    let statuses = initiator.statuses(&batch);
+    assert_eq!(statuses[0].state, TransferState::Failed, "{statuses:?}");
+    assert!(statuses[0].target_undefined);
+    assert_eq!(statuses[1].state, TransferState::Completed, "{statuses:?}");
+    assert_eq!(contents(&local, LENGTH as usize, LENGTH as usize), vec![2; LENGTH as usize]);
+    assert_eq!([(); 3].map(|()| counted.recv_timeout(LONG).unwrap()), [1, 0, 0]);
+    initiator.free(batch).unwrap();
+}
+
+#[test]
+fn a_read_that_no_connection_outlives_fails_some_time_and_a_write_at_once() {
+    for (opcode, expected) in [(Opcode::Read, 3), (Opcode::Write, 1)] {
+        let (came, coming) = channel();
+        let (_server, name) = fake_target(move |mut stream| {
+            came.send(asked(&mut stream, 1, 4096).len()).unwrap();
+        });
+        let initiator = engine(NvmeofConfig::default());
+        let segment = initiator.open_segment(&name).unwrap();
+        let local = private(&initiator, 4096);
+        let one = request(opcode, (&local, 0), &segment, 0, 4096);
+        let error = initiator.submit_and_wait(&[one], LONG).unwrap_err().to_string();
+        assert!(error.contains("connection"), "{error}");
+        assert_eq!(coming.try_iter().sum::<usize>(), expected, "{opcode:?}");
+    }
+}
+
 #[test]
 fn a_target_that_dies_or_talks_nonsense_is_given_up_at_once() {
     type Serve = fn(TcpStream);
@@ -277,7 +349,8 @@ fn a_target_that_dies_or_talks_nonsense_is_given_up_at_once() {
         (|_| {}, "closed the connection"),
         (
             |mut stream| {
-                let _ = stream.read_exact(&mut [0; 5000]);
+                // A hello and a request: READs come again.
+                let _ = stream.read_exact(&mut [0; 52]);
             },
             "closed the connection",
         ),
