@@ -580,7 +580,7 @@ impl TransferEngine {
         let mut canceled = false;
         for (index, status) in batch.statuses().enumerate() {
             if let Some(error) = status.error {
-                return Err(SubmitAndWaitError::Failed { index, error });
+                return Err(SubmitAndWaitError::Failed { index, error: Box::new(error) });
             }
             canceled |= status.state != TransferState::Completed;
             transferred_bytes += status.transferred_bytes;

@@ -618,7 +618,7 @@ pub enum SubmitAndWaitError {
         /// Which request, from 0.
         index: usize,
         /// Why.
-        error: TransferError,
+        error: Box<TransferError>,
     },
     /// Time ran out. What was not sent by then was canceled, and nothing is under way any more.
     #[error("not done within {timeout:?}: {transferred_bytes} of {total_bytes} bytes arrived")]

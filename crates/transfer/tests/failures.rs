@@ -27,7 +27,7 @@ const MIB: u64 = 1 << 20;
 /// The error of a request that fails.
 fn failure(engine: &TransferEngine, request: TransferRequest) -> TransferError {
     match engine.submit_and_wait(&[request], LONG).unwrap_err() {
-        SubmitAndWaitError::Failed { error, .. } => error,
+        SubmitAndWaitError::Failed { error, .. } => *error,
         other => panic!("{other}"),
     }
 }

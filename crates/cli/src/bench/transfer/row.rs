@@ -146,7 +146,7 @@ fn submit(opened: &Opened, requests: &[TransferRequest]) -> anyhow::Result<Optio
     let all = opened.engine.batch_status(&batch);
     for index in all.first_incomplete.map_or(0..0, |first| first..batch.len()) {
         if let Some(error) = opened.engine.status(&batch, index)?.error {
-            return Err(SubmitAndWaitError::Failed { index, error }.into());
+            return Err(SubmitAndWaitError::Failed { index, error: Box::new(error) }.into());
         }
     }
     let last = opened.engine.status(&batch, batch.len() - 1)?;
