@@ -150,6 +150,9 @@ impl From<SegmentError> for Failure {
             SegmentError::Store { name, .. } => failure.peer(name).remedy(
                 "look whether its process runs, and whether its name is right: Engine.name there",
             ),
+            SegmentError::Silent { name, .. } => {
+                failure.peer(name).remedy("submit again later, or have Segment.refresh ask at once")
+            }
             _ => failure,
         }
     }

@@ -8,7 +8,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use millstream_metadata::{CallErrorKind, NameError, OpenStoreError, StoreError};
+use millstream_metadata::{CallError, CallErrorKind, NameError, OpenStoreError, StoreError};
 use millstream_net::cuda::{CudaError, FindError};
 use millstream_net::guarded::Fault;
 use millstream_net::own_memory::Defect;
@@ -507,6 +507,26 @@ pub enum SegmentError {
 }
 
 impl SegmentError {
+    /// Whether it was waited for an answer that did not come.
+    pub(crate) fn is_silence(&self) -> bool {
+        let error = match self {
+            Self::Store { error, .. } => error,
+            Self::NotRelayed { error, .. } => error,
+            _ => return false,
+        };
+        let error = match error {
+            StoreError::Shared(error) => error,
+            error => error,
+        };
+        matches!(
+            error,
+            StoreError::Call(CallError {
+                kind: CallErrorKind::Unreachable { .. } | CallErrorKind::NoReply { .. },
+                ..
+            })
+        )
+    }
+
     /// The number of the C API.
     pub fn code(&self) -> i32 {
         match self {
@@ -575,19 +595,20 @@ pub struct TransferError {
     pub nic: Arc<str>,
     /// The NIC here, where it is known which one it was.
     pub local_nic: Option<Arc<str>>,
-    /// What the request was for: the first address in the peer's process, of a file the first byte, and bytes. Of several
-    /// pieces, the smallest range that has all of them.
+    /// What the request was for, as its `target_offset` says it: the first address in the peer's process, in segments of files
+    /// the first offset; and bytes. Of several pieces, the smallest range that has all of them.
     pub range: Option<(u64, u64)>,
     /// What happened.
     pub reason: FailureReason,
 }
 
-/// The range and the NIC here, as a message has them, unless the reason says where it was.
+/// The range, unless the reason says where it was, and the NIC here, as a message has them.
 fn place(range: Option<(u64, u64)>, local_nic: Option<&str>, reason: &FailureReason) -> String {
-    let from = local_nic.map_or_else(String::new, |nic| format!(" by nic {nic} here"));
+    let from = local_nic.map_or_else(String::new, |nic| format!("by nic {nic} here: "));
     match range.filter(|_| !reason.says_where()) {
-        Some((address, length)) => format!("{length} bytes at {address:#x}{from}: "),
-        None => String::new(),
+        Some((address, length)) if from.is_empty() => format!("{length} bytes at {address:#x}: "),
+        Some((address, length)) => format!("{length} bytes at {address:#x} {from}"),
+        None => from,
     }
 }
 

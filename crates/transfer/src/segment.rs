@@ -17,9 +17,6 @@ use crate::{BufferError, SegmentError};
 /// The most segments open at a time.
 const MAX_SEGMENTS: usize = 65_536;
 
-/// From how long on who asked for a descriptor in vain has waited for it.
-const LONG_WAIT: Duration = Duration::from_millis(100);
-
 /// How long to wait before it is tried again whether a transport reaches a segment.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
 
@@ -63,8 +60,7 @@ pub(crate) struct OpenSegment {
     seen: AtomicU64,
     /// Held while transports are told of a descriptor; whether they have been.
     preparing: Mutex<bool>,
-    /// When a submission has last waited in vain for its descriptor, and how long.
-    silent: Mutex<Option<(Instant, Duration)>>,
+    silence: Mutex<Silence>,
     /// When it was last tried whether a segment that no transport reached is reached now.
     tried: Mutex<Option<Instant>>,
     pub(crate) told: Told,
@@ -234,6 +230,15 @@ impl Segment {
     }
 }
 
+/// Whether somebody who has its descriptor answers.
+#[derive(Clone, Copy, Debug, Default)]
+struct Silence {
+    /// When a submission has last waited in vain, and how long, if nobody has answered since.
+    waited: Option<(Instant, Duration)>,
+    /// How often somebody has.
+    answers: u64,
+}
+
 impl OpenSegment {
     fn new(id: SegmentId, name: &str, descriptor: SegmentDesc) -> Self {
         Self {
@@ -243,7 +248,7 @@ impl OpenSegment {
             marks: AtomicU64::new(0),
             seen: AtomicU64::new(0),
             preparing: Mutex::new(false),
-            silent: Mutex::new(None),
+            silence: Mutex::default(),
             tried: Mutex::new(None),
             told: Told::default(),
             avoided: Avoided::default(),
@@ -326,13 +331,14 @@ impl OpenSegment {
     }
 
     /// Has a submission ask for its descriptor, unless one has just waited for that in vain: it is not asked again for as
-    /// long as that took. So who submits to a peer that is silent waits half of the time at most.
+    /// long as that took. So a thread that submits to a peer that is silent waits half of the time at most.
     pub(crate) fn ask(
         &self,
         ask: impl FnOnce() -> Result<(), SegmentError>,
     ) -> Result<(), SegmentError> {
-        let silent = || self.silent.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((since, waited)) = *silent() {
+        let silence = || self.silence.lock().unwrap_or_else(PoisonError::into_inner);
+        let Silence { waited, answers } = *silence();
+        if let Some((since, waited)) = waited {
             let ago = since.elapsed();
             if let Some(left) = waited.checked_sub(ago).filter(|left| !left.is_zero()) {
                 return Err(SegmentError::Silent { name: self.name.clone(), ago, waited, left });
@@ -340,17 +346,18 @@ impl OpenSegment {
         }
         let begin = Instant::now();
         let asked = ask();
-        *silent() = match asked {
-            Ok(()) => None,
-            // Of what is refused at once, another answer can be had at any time.
-            Err(_) => Some((Instant::now(), begin.elapsed())).filter(|it| it.1 >= LONG_WAIT),
-        };
+        let mut silence = silence();
+        // Meanwhile it may have answered somebody else.
+        if asked.as_ref().is_err_and(SegmentError::is_silence) && silence.answers == answers {
+            silence.waited = Some((Instant::now(), begin.elapsed()));
+        }
         asked
     }
 
     /// It has answered.
     pub(crate) fn answered(&self) {
-        *self.silent.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        let mut silence = self.silence.lock().unwrap_or_else(PoisonError::into_inner);
+        *silence = Silence { waited: None, answers: silence.answers + 1 };
     }
 
     /// Whether to try again, since no transport reaches it: not more often than each second.

@@ -484,6 +484,9 @@ impl<'a> TaskRef<'a> {
     /// The first error is the one to report.
     #[cold]
     fn set_error(&self, error: TransferError) {
+        if self.error().is_some() {
+            return;
+        }
         let range = error.range.or_else(|| Some(self.remote_range()));
         let _ = self.rare_room().error.set(TransferError { range, ..error });
     }

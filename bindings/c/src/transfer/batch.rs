@@ -408,7 +408,9 @@ fn refuse(
     let concerned = match error {
         // The addresses in the others are those of the process of before, too.
         SubmitError::Restarted { index, .. } => submitted.get(*index).map(|it| it.target),
-        SubmitError::Refresh(SegmentError::Store { name, .. }) => {
+        SubmitError::Refresh(
+            SegmentError::Store { name, .. } | SegmentError::Silent { name, .. },
+        ) => {
             let segments = engine.segments();
             segments.iter().find(|(_, open)| open.name == *name).map(|(id, _)| *id)
         }
