@@ -19,14 +19,18 @@ pub(super) fn sender_of(handshake: &HandShakeDesc) -> Option<PortAddress> {
 
 /// The ports that can reach each other, by their places.
 pub(super) fn pairs(own: &[PortAddress], theirs: &[PortAddress]) -> Vec<Pair> {
-    let kinds = |all: &[PortAddress]| all.iter().map(|at| [address(*at)]).collect::<Vec<_>>();
-    reachable_pairs(&kinds(own), &kinds(theirs))
+    let own: Vec<_> = own.iter().map(|at| [infiniband(at).unwrap_or(Address::Ip(at.ip))]).collect();
+    // Of theirs it is not certain: some devices of RoCE say that they have a LID.
+    let theirs = theirs.iter().map(|at| [Some(Address::Ip(at.ip)), infiniband(at)]);
+    let theirs: Vec<Vec<_>> = theirs.map(|at| at.into_iter().flatten().collect()).collect();
+    reachable_pairs(&own, &theirs)
 }
 
-fn address(at: PortAddress) -> Address {
+/// A port as one of InfiniBand, if it says so.
+fn infiniband(at: &PortAddress) -> Option<Address> {
     match at.ip {
-        IpAddr::V6(gid) if at.is_infiniband() => Address::InfiniBand(gid),
-        ip => Address::Ip(ip),
+        IpAddr::V6(gid) if at.is_infiniband() => Some(Address::InfiniBand(gid)),
+        _ => None,
     }
 }
 
@@ -74,18 +78,19 @@ mod tests {
 
     #[test]
     fn ports_of_one_kind_reach_each_other() {
-        let own = [port("fe80::1", 1), port("10.0.0.1", 0), port("fe80::2", 0)];
+        let own = [port("fe80::1", 1), port("10.0.0.1", 0), port("fd00::2", 0)];
         let theirs = [
             port("fe80::2", 0),
             port("fe80::3", 3),
             // RoCE, whatever it says.
             port("10.0.0.3", 3),
-            // Of another subnet.
+            port("fd00::3", 1),
+            // Of another subnet, if it is one of InfiniBand.
             port("fec0::3", 4),
         ];
         let pairs = pairs(&own, &theirs);
         let found: Vec<_> = pairs.iter().map(|pair| (pair.own, pair.peer)).collect();
-        assert_eq!(found, [(0, 1), (1, 2), (2, 0)]);
+        assert_eq!(found, [(0, 1), (1, 2), (2, 3), (2, 4)]);
         // What is not left out can be connected.
         for (here, there) in found {
             assert_eq!(own[here].check_peer(&theirs[there]), Ok(()));

@@ -191,7 +191,7 @@ impl Accepted {
             )
             .into());
         }
-        // Before a way to it is looked for, which there is none between ports of different kinds.
+        // Before a way to it is looked for: from a port of InfiniBand no route of IP leads to one of Ethernet.
         device.device.port_address().check_peer(&at).map_err(|error| error.to_string())?;
         let own_mtu = device.path_mtu(at.ip).map_err(|error| error.to_string())?;
         let peer = Peer::parse(request, at, count, own_mtu)?;

@@ -506,13 +506,13 @@ fn an_engine_that_stops_knows_whom_to_tell_and_accepts_nobody() {
 }
 
 #[test]
-fn who_is_at_a_port_of_infiniband_is_told_that_this_is_none() {
+fn who_is_at_a_port_of_infiniband_is_told_where_this_one_is() {
     let accepted = Arc::new(Accepted::new(CONFIG));
     let ours = open(9, &Arc::downgrade(&accepted));
     let gid = Some(Gid::from_address("fe80::7".parse().unwrap()));
     let request = HandShakeDesc { local_lid: 0x2a, local_gid: gid, ..by_rail(1, 0, 1) };
     let refused = accepted.accept(&ours, &request).unwrap_err();
-    let ports = format!("{} and fe80::7 (InfiniBand, LID 0x002a)", address(9));
-    assert!(refused.reason.starts_with(&ports), "{}", refused.reason);
+    assert!(refused.reason.contains("fe80::7"), "{}", refused.reason);
+    assert!(refused.reason.contains(&address(9).to_string()), "{}", refused.reason);
     assert_eq!(accepted.counts(&ours), (0, 0));
 }
