@@ -115,7 +115,7 @@ pub(super) struct Flow {
 pub(super) struct Rest {
     queue: VecDeque<Entry>,
     groups: Vec<Group>,
-    /// Of the queue WRITEs only: the flow has the READs still.
+    /// Of the queue WRITEs only: READs among them wait still.
     reads_stay: bool,
 }
 
@@ -422,7 +422,19 @@ impl Flow {
             lost.extend(self.groups.remove(index));
         }
         self.begin_again();
-        Rest { queue: self.queue.clone(), groups: lost, reads_stay: true }
+        // Of what waits, READs stay.
+        let (mut queue, mut waiting) = (VecDeque::new(), VecDeque::new());
+        for entry in self.queue.drain(..) {
+            let has = |opcode| entry.tasks().any(|task| task.opcode() == opcode);
+            if has(Opcode::Read) {
+                waiting.push_back(entry.clone());
+            }
+            if has(Opcode::Write) {
+                queue.push_back(entry);
+            }
+        }
+        self.queue = waiting;
+        Rest { queue, groups: lost, reads_stay: true }
     }
 
     /// Forgets what was given up: its connection has ended. To be called when nothing else is under way.
@@ -457,10 +469,7 @@ impl Rest {
     /// Lets the next submissions ask for the descriptors again.
     pub(super) fn mark_stale(&self) {
         let of_groups = self.groups.iter().map(|group| &group.ends);
-        let fails = |entry: &&Entry| {
-            !self.reads_stay || entry.tasks().any(|it| it.opcode() == Opcode::Write)
-        };
-        let waiting = self.queue.iter().filter(fails).map(|entry| &entry.ends);
+        let waiting = self.queue.iter().map(|entry| &entry.ends);
         for ends in of_groups.chain(waiting) {
             ends.segment.mark_stale();
         }

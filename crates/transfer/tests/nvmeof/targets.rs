@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use millstream_lab::{Stopwatch, Took};
 use millstream_metadata::Server;
 use millstream_transfer::{
-    Config, FileOptions, NvmeofConfig, Opcode, SubmitOptions, TransferEngine, TransferState,
-    TransferStatus,
+    Config, FileOptions, NvmeofConfig, Opcode, SubmitAndWaitError, SubmitOptions, TransferEngine,
+    TransferState, TransferStatus,
 };
 
 use crate::common::{LONG, address, contents, private};
@@ -340,6 +340,31 @@ fn a_read_that_no_connection_outlives_fails_some_time_and_a_write_at_once() {
         assert!(error.contains("connection"), "{error}");
         assert_eq!(coming.try_iter().sum::<usize>(), expected, "{opcode:?}");
     }
+}
+
+/// Each connection breaks amid the data, so that something was heard over it.
+#[test]
+fn a_read_that_begins_again_and_again_fails_some_time() {
+    const LENGTH: u32 = 4096;
+    let (came, coming) = channel();
+    let (_server, name) = fake_target(move |mut stream| {
+        let requests = asked(&mut stream, 1, LENGTH);
+        came.send(()).unwrap();
+        let mut reply = [0; 24];
+        reply[0] = 1;
+        reply[4..8].copy_from_slice(&LENGTH.to_le_bytes());
+        reply[8..16].copy_from_slice(&requests[0][8..16]);
+        stream.write_all(&reply).unwrap();
+        stream.write_all(&[7; LENGTH as usize / 2]).unwrap();
+    });
+    let initiator = engine(NvmeofConfig::default());
+    let segment = initiator.open_segment(&name).unwrap();
+    let local = private(&initiator, LENGTH as usize);
+    let one = request(Opcode::Read, (&local, 0), &segment, 0, LENGTH.into());
+    let error = initiator.submit_and_wait(&[one], LONG).unwrap_err();
+    assert!(matches!(error, SubmitAndWaitError::Failed { .. }), "{error}");
+    assert!(error.to_string().contains("connection"), "{error}");
+    assert_eq!(coming.try_iter().count(), 3);
 }
 
 #[test]
