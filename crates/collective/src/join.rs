@@ -166,7 +166,7 @@ pub(crate) fn join(
     if config.more_devices.len() >= MAX_TREES {
         return Err(JoinError::TooManyDevices { count: devices.count() });
     }
-    devices.clone().try_for_each(|it| check_port(it.name(), it.port_address()))?;
+    check_ports(devices.clone().map(|it| (it.name(), it.port_address())))?;
     let cancellation = Cancellation::default();
     let (silence, prepares, avoid, local) = (None, true, &[], None);
     let mut joining =
@@ -174,11 +174,13 @@ pub(crate) fn join(
     join_with(config, &Domains::of(devices), &mut joining)
 }
 
-/// Refuses a port of InfiniBand: switches speak RoCEv2 on IP networks.
-fn check_port(device: &str, at: PortAddress) -> Result<(), JoinError> {
-    match at.is_infiniband() {
-        true => Err(JoinError::InfiniBand { device: device.to_owned() }),
-        false => Ok(()),
+/// Refuses ports of InfiniBand: switches speak RoCEv2 on IP networks.
+fn check_ports<'a>(
+    mut devices: impl Iterator<Item = (&'a str, PortAddress)>,
+) -> Result<(), JoinError> {
+    match devices.find(|(_, at)| at.is_infiniband()) {
+        Some((device, _)) => Err(JoinError::InfiniBand { device: device.to_owned() }),
+        None => Ok(()),
     }
 }
 
@@ -713,8 +715,9 @@ mod tests {
     #[test]
     fn a_rank_has_no_port_of_infiniband() {
         let port = |lid| PortAddress { ip: "fe80::1".parse().unwrap(), lid };
-        assert!(check_port("mlx5_0", port(0)).is_ok());
-        let error = check_port("mlx5_0", port(7)).unwrap_err().to_string();
-        assert!(error.starts_with("mlx5_0 has a port of InfiniBand"), "{error}");
+        assert!(check_ports([("mlx5_0", port(0)), ("mlx5_1", port(0))].into_iter()).is_ok());
+        let refused = check_ports([("mlx5_0", port(0)), ("mlx5_1", port(7))].into_iter());
+        let error = refused.unwrap_err().to_string();
+        assert!(error.starts_with("mlx5_1 has a port of InfiniBand"), "{error}");
     }
 }
