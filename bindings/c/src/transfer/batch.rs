@@ -149,25 +149,28 @@ impl Batch {
     ) -> Result<(), Failure> {
         let options = SubmitOptions { notify, ..SubmitOptions::default() };
         let plain = requests.iter().all(|request| request.length > 0);
-        let mut restarted = None;
+        let mut known = None;
         if plain && !self.has_places.load(Ordering::Relaxed) {
             match engine.transfer.submit_with(&self.tasks, requests, &options) {
                 Ok(()) => return Ok(()),
                 Err(error) if !is_single(&error) && !may_borrow(engine, &error) => {
                     return Err(refusal(&error));
                 }
-                // It is said once: asked again, the engine writes to the process of now.
-                Err(error @ SubmitError::Restarted { .. }) => restarted = Some(error),
+                // A restart is said once: asked again, the engine writes to the process of now. And who does not answer
+                // is waited for once.
+                Err(error @ (SubmitError::Restarted { .. } | SubmitError::Refresh(_))) => {
+                    known = Some(error);
+                }
                 Err(_) => {}
             }
         }
-        let known = |id: SegmentId| id == SegmentId::LOCAL || engine.segments().contains_key(&id);
-        if let Some(index) = requests.iter().position(|request| !known(request.target)) {
+        let is_open = |id: SegmentId| id == SegmentId::LOCAL || engine.segments().contains_key(&id);
+        if let Some(index) = requests.iter().position(|request| !is_open(request.target)) {
             let target = requests[index].target.0;
             return Err(Failure::invalid(format!("request {index}: segment {target} is not open")));
         }
         let places = Submission { engine, batch: self, requests, submitted };
-        let places = places.run(options, restarted);
+        let places = places.run(options, known);
         let mut all = self.places.write().unwrap_or_else(PoisonError::into_inner);
         if !self.has_places.load(Ordering::Relaxed) {
             // Those of before were all the engine's.
@@ -339,8 +342,8 @@ struct Submission<'a> {
 }
 
 impl Submission<'_> {
-    /// What becomes of each request. All of them may have been refused before, as their process was restarted.
-    fn run(mut self, mut options: SubmitOptions, mut restarted: Option<SubmitError>) -> Vec<Place> {
+    /// What becomes of each request. It may be `known` already why all of them together were refused.
+    fn run(mut self, mut options: SubmitOptions, mut known: Option<SubmitError>) -> Vec<Place> {
         let mut places = vec![Place::Empty; self.requests.len()];
         let all = self.requests.iter().enumerate();
         let mut left: Vec<(usize, TransferRequest)> =
@@ -356,7 +359,7 @@ impl Submission<'_> {
             let first = self.batch.tasks.len();
             let submit =
                 || self.engine.transfer.submit_with(&self.batch.tasks, &requests, &options);
-            match restarted.take().map_or_else(submit, Err) {
+            match known.take().map_or_else(submit, Err) {
                 Ok(()) => {
                     for (task, (place, _)) in (first..).zip(left.drain(..end)) {
                         places[place] = Place::Task(task);

@@ -4,6 +4,11 @@
  */
 #include "check.h"
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
 #define LENGTH 65536
 
 static char remote[LENGTH], local[LENGTH], unregistered[LENGTH];
@@ -127,14 +132,40 @@ static void segments(transfer_engine_t target, transfer_engine_t initiator, segm
     CHECK(removeLocalSegment(initiator, name) == -1);
 }
 
+/* Somebody is at a port, and says nothing: a request to its segment fails alone, also where it is not waited for anew. */
+static void silent(transfer_engine_t initiator, segment_id_t segment, int port)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+    int listener = socket(AF_INET, SOCK_STREAM, 0), on = 1;
+    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    CHECK(setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0);
+    CHECK(bind(listener, (struct sockaddr *)&at, sizeof at) == 0 && listen(listener, 8) == 0);
+    struct transfer_request requests[2] = {
+        {OPCODE_WRITE, local, segment, (uint64_t)(uintptr_t)remote, 8},
+        {OPCODE_WRITE, local, LOCAL_SEGMENT, (uint64_t)(uintptr_t)(local + 100), 8},
+    };
+    for (int round = 0; round < 2; round++) {
+        batch_id_t batch = allocateBatchID(initiator, 2);
+        CHECK(submitTransfer(initiator, batch, requests, 2) == 0);
+        CHECK(ended(initiator, batch, 0) == STATUS_FAILED);
+        CHECK(strstr(millstream_last_error(), round == 0 ? "gave no whole reply" : "did not answer"));
+        CHECK(ended(initiator, batch, 1) == STATUS_COMPLETED);
+        CHECK(freeBatchID(initiator, batch) == 0);
+    }
+    close(listener);
+}
+
 /* The target ends: its requests fail, at once or later, and the engine goes on. */
 static void gone(transfer_engine_t target, transfer_engine_t initiator)
 {
+    char name[256];
+    CHECK(getLocalIpAndPort(target, name, sizeof name) == 0);
     segment_id_t segment = open_other(initiator, target);
     CHECK(transfer(initiator, OPCODE_WRITE, local, segment, remote, 8) == STATUS_COMPLETED);
     destroyTransferEngine(target);
     CHECK(transfer(initiator, OPCODE_WRITE, local, segment, remote, 8) == STATUS_FAILED);
     CHECK(transfer(initiator, OPCODE_READ, local, segment, remote, 8) == STATUS_FAILED);
+    silent(initiator, segment, atoi(strrchr(name, ':') + 1));
     CHECK(transfer(initiator, OPCODE_WRITE, local, LOCAL_SEGMENT, local + 100, 8) == STATUS_COMPLETED);
 }
 
