@@ -245,7 +245,7 @@ pub enum ModifyError {
         /// The address given.
         remote: IpAddr,
     },
-    /// One port is of InfiniBand and the other is not.
+    /// The port here is of InfiniBand, and the peer's is not.
     #[error(
         "{local} and {remote} are ports of different kinds, InfiniBand and Ethernet (which has no LID): \
          no packet gets from one to the other"

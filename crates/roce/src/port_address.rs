@@ -19,7 +19,7 @@ pub struct PortAddress {
 }
 
 impl PortAddress {
-    /// Whether it is a port of InfiniBand. No GID there is an IPv4 address, whatever LID comes with it.
+    /// Whether it says that it is a port of InfiniBand. No GID there is an IPv4 address, whatever LID comes with it.
     pub const fn is_infiniband(&self) -> bool {
         self.lid != 0 && self.ip.is_ipv6()
     }
