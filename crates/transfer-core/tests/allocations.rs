@@ -12,6 +12,21 @@ use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
+fn request(user: u64, ranges: Ranges<'_>) -> Request<'_> {
+    Request {
+        opcode: if user % 2 == 0 { Opcode::Write } else { Opcode::Read },
+        ranges,
+        deadline: None,
+        priority: PriorityLevel::ALL[0],
+        incarnation: 1,
+        local_location: 0,
+        peer_location: 0,
+        local_borders: Borders::NONE,
+        peer_borders: Borders::NONE,
+        user,
+    }
+}
+
 struct Driver {
     flow: Flow<AnyPolicy>,
     posted: Vec<SliceId>,
@@ -35,16 +50,10 @@ impl Driver {
                 _ => Ranges::Strided { first: one, count: 5, local_stride: 1, remote_stride: 0 },
             };
             let request = Request {
-                opcode: if user % 2 == 0 { Opcode::Write } else { Opcode::Read },
-                ranges,
                 deadline: Some(Instant::from_nanos(self.now().nanos() + (user << 30))),
                 priority: PriorityLevel::ALL[user as usize % 3],
-                incarnation: 1,
                 local_location: (user % 2) as u16,
-                peer_location: 0,
-                local_borders: Borders::NONE,
-                peer_borders: Borders::NONE,
-                user,
+                ..request(user, ranges)
             };
             self.flow.submit(&request).unwrap();
         }
@@ -92,24 +101,29 @@ impl Driver {
 
 #[test]
 fn a_steady_state_allocates_nothing() {
-    let classic = Classic::new(Order::RoundRobin, vec![], vec![]);
+    let classic = || AnyPolicy::Classic(Classic::new(Order::RoundRobin, vec![], vec![]));
     let tent = Tent::new(TentConfig::default(), vec![], vec![]);
     // One after the other: what is counted is of the whole process.
-    allocates_nothing(AnyPolicy::Classic(classic));
+    allocates_nothing(classic());
     allocates_nothing(AnyPolicy::Tent(tent));
+    nor_do_completions_that_come_at_once(classic());
 }
 
-fn allocates_nothing(policy: AnyPolicy) {
+fn driver(policy: AnyPolicy, rails: u16) -> Driver {
     let mut flow = Flow::new(Config::default(), policy, 1, 0);
-    for nic in 0..3 {
+    for nic in 0..rails {
         let (access, max_requests) = (Access::Connection, 256);
         let spec = RailSpec { local_nic: nic, peer_nic: nic, transport: 0, access, max_requests };
         flow.add_rail(spec);
     }
+    Driver { flow, posted: Vec::new(), up: Vec::new(), millis: 0, ended: 0 }
+}
+
+fn allocates_nothing(policy: AnyPolicy) {
     let list: Vec<Piece> = (0..100)
         .map(|index| Piece { local: index << 20, remote: index << 21, length: 5000 })
         .collect();
-    let mut driver = Driver { flow, posted: Vec::new(), up: Vec::new(), millis: 0, ended: 0 };
+    let mut driver = driver(policy, 3);
     for _ in 0..50 {
         driver.round(&list);
     }
@@ -120,4 +134,34 @@ fn allocates_nothing(policy: AnyPolicy) {
     let change = region.change();
     assert_eq!((change.allocations, change.reallocations), (0, 0));
     assert!(driver.flow.is_idle());
+}
+
+/// On a busy machine a progress thread finds many completions, where it found one at a time before.
+fn nor_do_completions_that_come_at_once(policy: AnyPolicy) {
+    const TASKS: u64 = 256;
+    let mut driver = driver(policy, 4);
+    let mut round = |at_once: bool| {
+        for user in 0..TASKS {
+            let piece = Piece { local: user << 12, remote: user << 12, length: 4096 };
+            driver.flow.submit(&request(user, Ranges::Contiguous(piece))).unwrap();
+        }
+        driver.ended = 0;
+        driver.poll();
+        let now = driver.now();
+        assert_eq!(driver.posted.len(), TASKS as usize);
+        for index in 0..driver.posted.len() {
+            driver.flow.completed(now, driver.posted[index], SliceResult::Done);
+            if !at_once {
+                driver.poll();
+            }
+        }
+        driver.posted.clear();
+        driver.poll();
+        assert_eq!(driver.ended, TASKS as usize);
+    };
+    (0..2).for_each(|_| round(false));
+    let region = Region::new(ALLOCATOR);
+    round(true);
+    let change = region.change();
+    assert_eq!((change.allocations, change.reallocations), (0, 0));
 }

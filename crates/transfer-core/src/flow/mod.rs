@@ -21,6 +21,10 @@ use crate::{Config, Instant, Output, Policy, Rail, RailId, RailSpec, RailState};
 /// Slices for which there is room from the start: as many as two rails usually hold.
 const SLICES: usize = 512;
 
+/// Outputs for which there is room from the start: as many tasks as end by the completions that a device
+/// hands over at once.
+const OUTPUTS: usize = 256;
+
 /// A rate is known where something has completed for no longer ago.
 const RECENT: Duration = Duration::from_secs(1);
 
@@ -117,7 +121,7 @@ impl<P: Policy> Flow<P> {
             ask_at: None,
             worked_at: Instant::ZERO,
             held_up: Duration::ZERO,
-            outputs: VecDeque::new(),
+            outputs: VecDeque::with_capacity(OUTPUTS),
         }
     }
 
