@@ -1,9 +1,11 @@
 //! The engine: what is registered, open and installed, and the calls on it.
 
+mod batches;
+mod install;
+
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 use std::time::{Duration, Instant, SystemTime};
@@ -16,30 +18,25 @@ use millstream_verbs::Device;
 
 use crate::admission::Admission;
 use crate::calls::Calls;
-use crate::control_port::{self, ControlPort};
+use crate::control_port::ControlPort;
 use crate::copier::Copier;
 use crate::listen::listen;
 use crate::local::LocalTransport;
 use crate::memory::Memory;
 use crate::metrics::Counters;
 use crate::notify::{Inbox, is_taken};
-use crate::nvmeof::{self, NvmeofTransport};
-use crate::path::{Required, in_order};
+use crate::nvmeof::NvmeofTransport;
+use crate::path::Required;
 use crate::publication::Publication;
-use crate::rdma::{RdmaContext, RdmaTransport};
 use crate::rpc::Answer;
 use crate::segment::{OpenSegment, SegmentTable};
-use crate::shm::ShmTransport;
 use crate::slicing::Slicing;
+use crate::tcp;
 use crate::tcp::relay::RelayTransport;
-use crate::tcp::{self, TcpTransport};
 use crate::transport::Transport;
 use crate::{
-    ANY_LOCATION, Batch, BatchError, BatchStatus, Buffer, Capabilities, Config, FileError,
-    FileOptions, FreeError, InstallError, NewError, Notification, NotifyError, NvmeofConfig,
-    PathReport, PiecesRequest, Policy, PolicyFile, RdmaConfig, RegisterError, Segment,
-    SegmentError, SegmentId, SubmitAndWaitError, SubmitError, SubmitNewError, SubmitOptions,
-    TcpConfig, TransferRequest, TransferState, TransferStatus,
+    Buffer, Config, NewError, Notification, NotifyError, Policy, PolicyFile, RegisterError,
+    Segment, SegmentError, SegmentId,
 };
 
 /// A transfer engine. Dropping it ends its transfers, closes its connections, and unregisters its
@@ -197,183 +194,6 @@ impl TransferEngine {
         self.inner.policy
     }
 
-    /// Installs the transport `rdma`. At any time: what is registered already is registered with its devices, too.
-    pub fn install_rdma(&self, config: RdmaConfig) -> Result<(), InstallError> {
-        let inner = &self.inner;
-        let installing = inner.installing();
-        let context = RdmaContext {
-            engine: inner.name.clone(),
-            control_address: control_port::without_name(&inner.address, self.address),
-            incarnation: inner.incarnation,
-            calls: Arc::clone(&inner.calls),
-            slice_length: inner.slice_length,
-            fragment_ratio: inner.fragment_ratio,
-            policy: inner.policy,
-            store: Arc::clone(&inner.store),
-            elsewhere: (inner.policy == Policy::Tent).then(|| inner.own.clone()),
-        };
-        inner.check_new(RdmaTransport::NAME)?;
-        let transport = RdmaTransport::new(config, context)?;
-        *inner.devices.write().unwrap_or_else(PoisonError::into_inner) = transport.devices();
-        // Before it is published: peers call at all addresses that they know then.
-        if let Some(control) = &self.control {
-            let (nics, gate) = (transport.addresses(), || inner.gate(Purpose::Handshake));
-            inner.answers_at(control.listen_also(&nics, gate, &inner.answer()));
-        }
-        let transport: Arc<dyn Transport> = Arc::new(transport);
-        let installed = inner.install(Arc::clone(&transport));
-        if installed.is_err() {
-            if let Some(control) = &self.control {
-                control.listen_there_only();
-                inner.answers_at(Vec::new());
-            }
-            *inner.devices.write().unwrap_or_else(PoisonError::into_inner) = Arc::default();
-        }
-        drop(installing);
-        installed.map(|()| inner.prepare_open(&*transport))
-    }
-
-    /// Installs the transport `shm`, for processes of the same user on this host. At any time. Where it leads, it
-    /// goes before all others but `local`. May wait for the processes of segments that are open, up to some seconds.
-    ///
-    /// What the engine allocates from then on is memory that those processes map. What
-    /// [`TransferEngine::register_memory`] registers they read and write by the kernel, if it lets them; so it is with
-    /// what was allocated before.
-    pub fn install_shm(&self) -> Result<(), InstallError> {
-        let inner = &self.inner;
-        let installing = inner.installing();
-        inner.check_new(ShmTransport::NAME)?;
-        let transport = ShmTransport::new(inner.incarnation, Arc::clone(&inner.copier))?;
-        let transport: Arc<dyn Transport> = Arc::new(transport);
-        inner.install(Arc::clone(&transport))?;
-        drop(installing);
-        inner.prepare_open(&*transport);
-        Ok(())
-    }
-
-    /// Installs the transport `nvmeof`, for segments that are files: those of others, and those that
-    /// this engine offers by [`TransferEngine::register_file`]. At any time.
-    pub fn install_nvmeof(&self, config: NvmeofConfig) -> Result<(), InstallError> {
-        let inner = &self.inner;
-        let _installing = inner.installing();
-        inner.check_new(nvmeof::NAME)?;
-        let server = inner.address.clone();
-        let transport = NvmeofTransport::new(
-            config,
-            server,
-            inner.incarnation,
-            self.address,
-            inner.gate(Purpose::Files),
-        )?;
-        let transport = Arc::new(transport);
-        inner.take_along(&*transport)?;
-        let _ = inner.nvmeof.set(Arc::clone(&transport));
-        inner.transports.write().unwrap_or_else(PoisonError::into_inner).push(transport);
-        Ok(())
-    }
-
-    /// Installs the transport `tcp`, for memory of other processes, engines of Mooncake among them. At any time, since
-    /// it keeps nothing of registered memory. It goes behind those that were installed before.
-    ///
-    /// With [`TcpConfig::relay`] the engine is a relay from then on, and allocates what that stages in.
-    pub fn install_tcp(&self, config: TcpConfig) -> Result<(), InstallError> {
-        let inner = &self.inner;
-        inner.check_new(tcp::NAME)?;
-        if inner.relays.get().is_some() {
-            return Err(InstallError::Relay(
-                "it goes behind tcp: install that before it".to_owned(),
-            ));
-        }
-        // Registering waits until nobody installs anything.
-        let staging = match &config.relay {
-            None => None,
-            Some(limits) => {
-                limits.check()?;
-                let length = TcpTransport::staged(limits);
-                Some(self.allocate_buffer(length, ANY_LOCATION, false)?)
-            }
-        };
-        let installing = inner.installing();
-        inner.check_new(tcp::NAME)?;
-        let (host, incarnation) = (&inner.address.host, inner.incarnation);
-        let transport = TcpTransport::new(
-            config,
-            host,
-            incarnation,
-            self.address,
-            &inner.memory,
-            inner.store.is_local(),
-            inner.gate(Purpose::Memory),
-        )?;
-        let elsewhere = (inner.policy == Policy::Tent).then(|| inner.own.clone());
-        let address = staging.as_ref().map(Buffer::address);
-        let transport = transport.leaving_to(elsewhere).relaying(inner.own.clone(), address);
-        let progress = Arc::clone(transport.shared_progress());
-        let transport: Arc<dyn Transport> = Arc::new(transport);
-        inner.install(Arc::clone(&transport))?;
-        // Once only, so not before it stays.
-        let _ = inner.streams.set(progress);
-        drop(installing);
-        if let Some(staging) = staging {
-            let _ = self.staging.set(staging);
-        }
-        inner.prepare_open(&*transport);
-        Ok(())
-    }
-
-    /// Offers a file or a block device to peers, as a segment of its own; the segment's name, by which
-    /// they open it: `nvmeof/host:port/name`. Requests have offsets in the file in place of addresses.
-    ///
-    /// The file stays open: it may be renamed or removed meanwhile. Who can ask this engine for
-    /// descriptors can read the file, and write it if it is offered so.
-    pub fn register_file(
-        &self,
-        path: impl AsRef<Path>,
-        options: FileOptions,
-    ) -> Result<String, FileError> {
-        let _installed = self.inner.installed();
-        self.inner.files()?.offer(&*self.inner.store, path.as_ref(), options)
-    }
-
-    /// Takes a file back. Returns when nobody reads or writes it any more; requests for it fail.
-    pub fn unregister_file(&self, segment: &str) -> Result<(), FileError> {
-        let _installed = self.inner.installed();
-        self.inner.files()?.take_back(&*self.inner.store, segment)
-    }
-
-    /// The names of the segments that are its files.
-    pub fn files(&self) -> Vec<String> {
-        self.inner.files().map(|files| files.names()).unwrap_or_default()
-    }
-
-    /// The transports that are installed, and what they can do, in the order in which they are tried.
-    pub fn transports(&self) -> Vec<(&'static str, Capabilities)> {
-        let shown =
-            |(_, transport): (_, &dyn Transport)| (transport.name(), transport.capabilities());
-        self.inner.with_transports(|all| in_order(all).map(shown).collect())
-    }
-
-    /// Insists on one of the transports that are installed, or on none any more: a request to a segment
-    /// that this one does not reach is refused with [`SubmitError::PathRequired`], whichever else does.
-    pub fn require(&self, transport: Option<&str>) -> Result<(), InstallError> {
-        let find = |name: &str| {
-            let transports = self.inner.transports();
-            let found = transports.iter().find(|transport| transport.name() == name);
-            found.map(|transport| transport.name())
-        };
-        let missing = |name: &str| InstallError::Missing(name.to_owned());
-        let name = transport.map(|name| find(name).ok_or_else(|| missing(name))).transpose()?;
-        self.inner.required.set(name);
-        Ok(())
-    }
-
-    /// Which transports take requests to an open segment now, and why the others do not, in the order in
-    /// which they are tried: `local`, `shm`, then others as they were installed.
-    pub fn paths(&self, segment: SegmentId) -> Result<Vec<PathReport>, SegmentError> {
-        let open = self.inner.segments.by_id(segment).ok_or(SegmentError::Unknown(segment))?;
-        Ok(self.inner.reports(&open, &open.descriptor()))
-    }
-
     /// The names of its RDMA devices.
     pub fn devices(&self) -> Vec<String> {
         let own = self.inner.segments.by_id(SegmentId::LOCAL).map(|open| open.descriptor());
@@ -452,145 +272,6 @@ impl TransferEngine {
         call.map_err(|error| failed(error.into()))?;
         Ok(start.elapsed())
     }
-
-    /// Makes a batch that holds up to `capacity` tasks.
-    pub fn allocate_batch(&self, capacity: usize) -> Result<Batch, BatchError> {
-        self.inner.allocate_batch(capacity)
-    }
-
-    /// Adds a task for each request to the batch and begins to do them. All or none: when one
-    /// request is bad, none is accepted. Does not wait, except to ask for the descriptor of a
-    /// segment that has proven out of date.
-    pub fn submit(&self, batch: &Batch, requests: &[TransferRequest]) -> Result<(), SubmitError> {
-        self.submit_with(batch, requests, &SubmitOptions::default())
-    }
-
-    /// As [`TransferEngine::submit`], with options.
-    pub fn submit_with(
-        &self,
-        batch: &Batch,
-        requests: &[TransferRequest],
-        options: &SubmitOptions,
-    ) -> Result<(), SubmitError> {
-        self.inner.submit(&batch.shared, requests, options)
-    }
-
-    /// Makes a batch of just these requests, and begins to do them.
-    pub fn submit_new(
-        &self,
-        requests: &[TransferRequest],
-        options: &SubmitOptions,
-    ) -> Result<Batch, SubmitNewError> {
-        let batch = self.allocate_batch(requests.len())?;
-        self.submit_with(&batch, requests, options)?;
-        Ok(batch)
-    }
-
-    /// As [`TransferEngine::submit_with`], with requests of several pieces: each is one task.
-    pub fn submit_pieces(
-        &self,
-        batch: &Batch,
-        requests: &[PiecesRequest<'_>],
-        options: &SubmitOptions,
-    ) -> Result<(), SubmitError> {
-        self.inner.submit(&batch.shared, requests, options)
-    }
-
-    /// How a task of the batch stands, counted from 0 in the order of submission. Makes progress
-    /// while it is unfinished, so that who asks without a pause waits for no other thread.
-    pub fn status(&self, batch: &Batch, task: usize) -> Result<TransferStatus, BatchError> {
-        let status = batch.status(task)?;
-        if status.state.is_final() {
-            return Ok(status);
-        }
-        self.inner.progress();
-        batch.status(task)
-    }
-
-    /// How all tasks of the batch stand. Makes progress while one is unfinished.
-    pub fn statuses(&self, batch: &Batch) -> Vec<TransferStatus> {
-        if !batch.is_finished() {
-            self.inner.progress();
-        }
-        batch.statuses().collect()
-    }
-
-    /// How all tasks of the batch stand together. Makes progress while one is unfinished. Takes a part of the
-    /// time of [`TransferEngine::statuses`], and allocates nothing.
-    pub fn batch_status(&self, batch: &Batch) -> BatchStatus {
-        if !batch.is_finished() {
-            self.inner.progress();
-        }
-        batch.status_of_all()
-    }
-
-    /// How all tasks of the batch have ended, and frees it; gives it back while one is unfinished. Makes
-    /// progress then.
-    pub fn take_statuses(&self, batch: Batch) -> Result<Vec<TransferStatus>, Batch> {
-        let statuses = self.statuses(&batch);
-        match statuses.iter().all(|status| status.state.is_final()) {
-            true => Ok(statuses),
-            false => Err(batch),
-        }
-    }
-
-    /// Waits until all submitted tasks of the batch are finished, for good or bad; `false` when
-    /// that takes longer than `timeout`. The waiting thread sends, receives and handles what comes for
-    /// the engine's soft devices meanwhile, where no other thread does, and copies what waits for that.
-    pub fn wait(&self, batch: &Batch, timeout: Duration) -> bool {
-        self.inner.wait(batch, timeout)
-    }
-
-    /// Ends a task; whether it was neither over nor about to end. Local access ends at once. The task
-    /// is over, which [`TransferEngine::wait`] waits for, once the peer has confirmed that nothing of
-    /// it can arrive any more, after two seconds at most: then its status says that the target's range
-    /// is undefined.
-    pub fn cancel(&self, batch: &Batch, task: usize) -> Result<bool, BatchError> {
-        Ok(batch.task(task)?.cancel())
-    }
-
-    /// Frees a batch. Refused while one of its tasks is unfinished.
-    pub fn free(&self, batch: Batch) -> Result<(), FreeError> {
-        batch.free()
-    }
-
-    /// Does these requests and waits for them; returns the bytes moved. When it returns, for good
-    /// or bad, nothing of them is under way any more.
-    pub fn submit_and_wait(
-        &self,
-        requests: &[TransferRequest],
-        timeout: Duration,
-    ) -> Result<u64, SubmitAndWaitError> {
-        let batch = self.allocate_batch(requests.len())?;
-        self.submit(&batch, requests)?;
-        if !self.wait(&batch, timeout) {
-            for index in 0..batch.len() {
-                batch.task(index)?.cancel();
-            }
-            // What was sent ends, since queue pairs give up on a peer that does not answer.
-            while !self.wait(&batch, Duration::from_secs(60)) {
-                tracing::warn!("still waiting for the last slices of canceled tasks");
-            }
-        }
-        let all = batch.status_of_all();
-        if all.state == TransferState::Completed {
-            return Ok(all.transferred_bytes);
-        }
-        let mut transferred_bytes = 0;
-        let mut canceled = false;
-        for (index, status) in batch.statuses().enumerate() {
-            if let Some(error) = status.error {
-                return Err(SubmitAndWaitError::Failed { index, error: Box::new(error) });
-            }
-            canceled |= status.state != TransferState::Completed;
-            transferred_bytes += status.transferred_bytes;
-        }
-        if canceled {
-            let total_bytes = requests.iter().map(|request| request.length).sum();
-            return Err(SubmitAndWaitError::Timeout { timeout, transferred_bytes, total_bytes });
-        }
-        Ok(transferred_bytes)
-    }
 }
 
 impl fmt::Debug for TransferEngine {
@@ -628,33 +309,6 @@ impl Inner {
         with(&self.transports.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// [`TransferEngine::allocate_batch`].
-    pub(crate) fn allocate_batch(&self, capacity: usize) -> Result<Batch, BatchError> {
-        let owned = self.with_transports(|all| all.iter().any(|each| !each.capabilities().copies));
-        Batch::new(capacity, self.slicing, owned, &self.counters)
-    }
-
-    /// [`TransferEngine::wait`].
-    pub(crate) fn wait(&self, batch: &Batch, timeout: Duration) -> bool {
-        if batch.is_finished() {
-            return true;
-        }
-        let start = Instant::now();
-        while start.elapsed() < timeout && self.copier.help() {
-            if batch.is_finished() {
-                return true;
-            }
-        }
-        let left = || timeout.saturating_sub(start.elapsed());
-        if let Some(streams) = self.streams.get() {
-            batch.wait_for_streams(left(), streams);
-            if batch.is_finished() {
-                return true;
-            }
-        }
-        batch.wait(left(), &self.devices())
-    }
-
     /// Does a little of what is under way.
     fn progress(&self) {
         self.devices().iter().for_each(Device::progress);
@@ -662,56 +316,6 @@ impl Inner {
             streams.progress();
         }
         self.copier.help();
-    }
-
-    /// What serves files.
-    fn files(&self) -> Result<&NvmeofTransport, FileError> {
-        match self.nvmeof.get() {
-            _ if self.is_stopped() => Err(FileError::ShutDown),
-            Some(files) => Ok(files),
-            None => Err(FileError::NotInstalled),
-        }
-    }
-
-    /// The names of the segments that are its files, also when it ends.
-    pub(crate) fn file_names(&self) -> Vec<String> {
-        self.nvmeof.get().map(|files| files.names()).unwrap_or_default()
-    }
-
-    /// Installs a transport, has it register what is registered, and publishes what there is to say then. When that
-    /// fails, it is not installed.
-    pub(crate) fn install(&self, transport: Arc<dyn Transport>) -> Result<(), InstallError> {
-        let change = || self.transports.write().unwrap_or_else(PoisonError::into_inner);
-        // First: who chooses it finds memory that knows it.
-        self.take_along(&*transport).inspect_err(|_| transport.stop())?;
-        change().push(Arc::clone(&transport));
-        let publish = || -> Result<(), InstallError> {
-            self.recount()?;
-            Ok(self.changed().and_then(|()| self.publish())?)
-        };
-        let published = publish();
-        if published.is_err() {
-            change().retain(|known| !Arc::ptr_eq(known, &transport));
-            transport.stop();
-            self.leave_behind();
-            // It has been less before.
-            let _ = self.recount();
-            self.changed_back();
-        }
-        published
-    }
-
-    /// Tells a transport that was installed of the segments that are open.
-    pub(crate) fn prepare_open(&self, transport: &dyn Transport) {
-        for open in self.segments.others() {
-            open.prepare_more(|descriptor| transport.prepare(&open, descriptor));
-        }
-    }
-
-    /// Whether no transport of this name is installed.
-    pub(crate) fn check_new(&self, name: &'static str) -> Result<(), InstallError> {
-        let is_known = self.with_transports(|all| all.iter().any(|each| each.name() == name));
-        if is_known { Err(InstallError::Twice(name)) } else { Ok(()) }
     }
 
     /// Whether a transport wants memory that other processes can map.

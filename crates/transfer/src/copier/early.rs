@@ -4,7 +4,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::{Failed, Other, Way, caching_of, not_exchanged, visit};
+use super::failed::{Failed, not_exchanged, reason, visit};
+use super::group::caching_of;
+use super::way::{Other, Way};
 use crate::batch::BatchShared;
 use crate::memory::LocalMemory;
 use crate::metrics::Tally;
@@ -111,7 +113,7 @@ impl Way {
             }
         }
         // Only now they have arrived.
-        visit.confirm().map_err(super::reason)?;
+        visit.confirm().map_err(reason)?;
         let mut failed = ended.failed.iter().map(|(index, _)| *index).peekable();
         for index in tasks {
             if failed.next_if_eq(&index).is_none() {
