@@ -39,6 +39,7 @@ mod calls;
 mod config;
 mod control_port;
 mod copier;
+mod counted;
 mod departures;
 mod engine;
 mod error;

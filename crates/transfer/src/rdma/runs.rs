@@ -6,6 +6,7 @@ use millstream_transfer_core::Piece;
 
 use super::peer::Way;
 use crate::batch::BatchShared;
+use crate::counted::Counted;
 use crate::memory::LocalMemory;
 use crate::segment::{OpenSegment, View};
 use crate::task::TaskHandle;
@@ -24,16 +25,11 @@ struct Entry {
     view: View,
     /// Index of the target's buffer in the descriptor.
     buffer: usize,
-    /// Tasks that have not ended.
-    unfinished: u32,
 }
 
-/// Runs of tasks that have not all ended. Their places are used again.
+/// Runs of tasks that have not all ended.
 #[derive(Debug, Default)]
-pub(super) struct Runs {
-    entries: Vec<Option<Entry>>,
-    free: Vec<u32>,
-}
+pub(super) struct Runs(Counted<Entry>);
 
 /// The number of a run.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -49,7 +45,7 @@ pub(super) struct Keys {
 impl Runs {
     /// Adds a run.
     pub(super) fn insert(&mut self, batch: &Arc<BatchShared>, run: &Run, terms: &Terms) -> RunId {
-        let entry = Some(Entry {
+        let entry = Entry {
             batch: Arc::clone(batch),
             local: Arc::clone(&run.local),
             segment: Arc::clone(&run.segment),
@@ -57,19 +53,8 @@ impl Runs {
             transport: run.transport,
             view: run.view.clone(),
             buffer: run.buffer,
-            // A batch has fewer tasks.
-            unfinished: run.tasks.len() as u32,
-        });
-        match self.free.pop() {
-            Some(index) => {
-                self.entries[index as usize] = entry;
-                RunId(index)
-            }
-            None => {
-                self.entries.push(entry);
-                RunId(self.entries.len() as u32 - 1)
-            }
-        }
+        };
+        RunId(self.0.insert(entry, run.tasks.len()))
     }
 
     /// The number of a task, by its index in its batch.
@@ -78,7 +63,7 @@ impl Runs {
     }
 
     fn entry(&self, user: u64) -> Option<&Entry> {
-        self.entries.get((user >> 32) as usize)?.as_ref()
+        self.0.get((user >> 32) as u32)
     }
 
     /// The task of a number.
@@ -131,13 +116,6 @@ impl Runs {
 
     /// A task of it has ended.
     pub(super) fn ended(&mut self, user: u64) {
-        let index = (user >> 32) as u32;
-        let Some(place) = self.entries.get_mut(index as usize) else { return };
-        let Some(entry) = place else { return };
-        entry.unfinished -= 1;
-        if entry.unfinished == 0 {
-            *place = None;
-            self.free.push(index);
-        }
+        self.0.release((user >> 32) as u32, 1);
     }
 }

@@ -4,7 +4,6 @@
 //! connection that broke is tried again: a READ at once, a WRITE once the peer has confirmed that nothing of that
 //! connection is done any more (a *fence*). Where it cannot confirm, the target's range is undefined.
 
-mod origins;
 mod parts;
 #[cfg(test)]
 mod tests;
@@ -12,15 +11,14 @@ mod tests;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-pub(super) use self::origins::Origin;
-use self::origins::Origins;
-pub(super) use self::parts::Message;
+pub(super) use self::parts::{Message, Origin};
 use self::parts::{Part, Task, fill, own_fault, peers_fault};
 use millstream_transfer_core::{Opcode as RailOpcode, RailCounters};
 
 use super::ended::{AllEnded, Ended};
 use super::message::Fault;
 use super::original::Version;
+use crate::counted::Counted;
 use crate::{FailureReason, Opcode, TransferState};
 
 /// How often a message is sent again after its connection broke.
@@ -67,7 +65,7 @@ pub(super) struct Flow {
     framing: Framing,
     tasks: Vec<Option<Task>>,
     free: Vec<u32>,
-    origins: Origins,
+    origins: Counted<Origin>,
     generation: u32,
     /// Tasks of which not all was posted, and their generations.
     queue: VecDeque<(u32, u32)>,
@@ -91,7 +89,7 @@ impl Flow {
             framing,
             tasks: Vec::new(),
             free: Vec::new(),
-            origins: Origins::default(),
+            origins: Counted::default(),
             generation: 0,
             queue: VecDeque::new(),
             again: VecDeque::new(),
@@ -123,7 +121,7 @@ impl Flow {
 
     /// One of these is not.
     pub(super) fn leave_out(&mut self, origin: u32) {
-        self.origins.take(origin, 1);
+        self.origins.release(origin, 1);
     }
 
     /// Takes a task of what [`begin`](Self::begin) has numbered, by its index in the batch; its name.
@@ -190,7 +188,9 @@ impl Flow {
         debug_assert!(into.tasks.is_empty() && into.origins.is_empty());
         std::mem::swap(&mut self.ended, &mut into.tasks);
         for tasks in into.tasks.chunk_by_mut(|one, next| one.origin == next.origin) {
-            into.origins.push(self.origins.take(tasks[0].origin, tasks.len()));
+            let number = tasks[0].origin;
+            let last = self.origins.release(number, tasks.len());
+            into.origins.push(last.unwrap_or_else(|| self.origins[number].clone()));
             let place = into.origins.len() as u32 - 1;
             tasks.iter_mut().for_each(|task| task.origin = place);
         }

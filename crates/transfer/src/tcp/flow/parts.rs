@@ -1,18 +1,31 @@
 //! Messages, and how they are filled from tasks.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::Framing;
-use super::origins::Origin;
+use crate::batch::BatchShared;
+use crate::memory::LocalMemory;
+use crate::segment::OpenSegment;
 use crate::task::WideSlice;
 use crate::tcp::message::{Fault, MAX_DATA, MAX_PIECES};
 use crate::tcp::pieces::Pieces;
+use crate::terms::Terms;
 use crate::{FailureReason, Opcode, TransferState};
+
+/// What the tasks of a run are of.
+#[derive(Clone)]
+pub(in crate::tcp) struct Origin {
+    pub(in crate::tcp) batch: Arc<BatchShared>,
+    pub(in crate::tcp) local: Arc<LocalMemory>,
+    pub(in crate::tcp) segment: Arc<OpenSegment>,
+    pub(in crate::tcp) terms: Terms,
+}
 
 /// What is left to do of a task. There are many at a time, so what few of them have is kept apart.
 pub(super) struct Task {
     pub(super) generation: u32,
-    /// Its [`Origin`](super::origins::Origin), and its index in the batch of that.
+    /// Its [`Origin`], and its index in the batch of that.
     pub(super) origin: u32,
     pub(super) index: u32,
     pub(super) under_way: u32,
