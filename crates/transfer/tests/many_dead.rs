@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{LONG, address, engine, private, request, shared};
+use common::{LONG, address, dead_peers, engine, private, request, shared};
 use millstream_lab::Stopwatch;
 use millstream_metadata::{
     BufferDesc, DEFAULT_CALL_LIMIT, DeviceDesc, Frame, FrameType, Gid, Handler, SegmentDesc,
@@ -15,7 +15,8 @@ use millstream_metadata::{
 };
 use millstream_transfer::{Batch, Buffer, Opcode, Segment, TransferEngine, TransferState};
 
-const PEERS: usize = 64;
+/// Peers, and the most NICs of each.
+const PEERS: (usize, usize) = (64, 8);
 const LENGTH: u64 = 1 << 20;
 
 /// When all that was for peers is over whose hosts refuse connections.
@@ -102,7 +103,7 @@ fn all_end(initiator: &TransferEngine, batches: &[Batch], start: &Stopwatch, lim
 }
 
 /// `nics` of each dead peer, and of the initiator.
-fn beside(nics: usize, silent: bool, limit: Duration) {
+fn beside(peers: usize, nics: usize, silent: bool, limit: Duration) {
     let (target, initiator) = (engine(1), engine(nics));
     let _remote = shared(&target, LENGTH as usize);
     let local = private(&initiator, LENGTH as usize);
@@ -111,7 +112,7 @@ fn beside(nics: usize, silent: bool, limit: Duration) {
     let devices: Vec<_> = (0..nics).map(|_| address()).collect();
     let mut listeners = Vec::new();
     let mut segments: Vec<Segment> = Vec::new();
-    while segments.len() < PEERS {
+    while segments.len() < peers {
         let segment = dead_peer(&initiator, host, &devices);
         // The port of one that is gone may be given again: then the two are one segment.
         if segments.iter().any(|other| other.name() == segment.name()) {
@@ -147,15 +148,17 @@ fn beside(nics: usize, silent: bool, limit: Duration) {
 
 #[test]
 fn peers_that_are_silent_delay_nobody() {
-    for nics in [1, 8] {
-        beside(nics, true, SILENT);
+    let (peers, most_nics) = dead_peers().unwrap_or(PEERS);
+    for nics in [1, most_nics] {
+        beside(peers, nics, true, SILENT);
     }
 }
 
 #[test]
 fn peers_that_are_gone_delay_nobody() {
-    for nics in [1, 8] {
-        beside(nics, false, REFUSED);
+    let (peers, most_nics) = dead_peers().unwrap_or(PEERS);
+    for nics in [1, most_nics] {
+        beside(peers, nics, false, REFUSED);
     }
 }
 

@@ -12,15 +12,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{LONG, engine, private, request, shared};
+use common::{LONG, dead_peers, engine, numbers, private, request, shared};
 use millstream_lab::Stopwatch;
 use millstream_transfer::{Batch, Buffer, Opcode, Segment, TransferEngine, TransferState};
 
 /// Set in processes that the tests start: how many engines, and devices of each.
 const ROLE: &str = "MILLSTREAM_TEST_PEERS";
-
-/// How many peers, and NICs of each.
-const DEAD: &str = "MILLSTREAM_TEST_DEAD";
 
 const PROCESSES: usize = 4;
 const HEALTHY: usize = 2;
@@ -46,11 +43,6 @@ fn peers() {
     // Until the test is over.
     let _ = std::io::stdin().read_line(&mut String::new());
     std::process::exit(0);
-}
-
-fn numbers(text: &str) -> (usize, usize) {
-    let (first, second) = text.split_once('x').unwrap();
-    (first.parse().unwrap(), second.parse().unwrap())
 }
 
 /// A process with several engines. Dropped, it is killed.
@@ -117,7 +109,7 @@ fn go_on(
 
 /// What is dead is known to be so within `limit`.
 fn all_at_once(signal: &str, limit: Duration) {
-    let (peers, nics) = std::env::var(DEAD).map_or((16, 4), |text| numbers(&text));
+    let (peers, nics) = dead_peers().unwrap_or((16, 4));
     let start = Instant::now();
     let processes: Vec<_> = (0..PROCESSES).map(|_| Peers::start(peers / PROCESSES, nics)).collect();
     let healthy = [Peers::start(HEALTHY, 1)];

@@ -37,6 +37,17 @@ pub(crate) fn engine_with(config: RdmaConfig) -> TransferEngine {
     engine
 }
 
+/// Two numbers, as in `64x8`.
+pub(crate) fn numbers(text: &str) -> (usize, usize) {
+    let (first, second) = text.split_once('x').unwrap();
+    (first.parse().unwrap(), second.parse().unwrap())
+}
+
+/// How many peers are to be dead at once, and NICs of each, if `MILLSTREAM_TEST_DEAD` says so.
+pub(crate) fn dead_peers() -> Option<(usize, usize)> {
+    Some(numbers(&std::env::var("MILLSTREAM_TEST_DEAD").ok()?))
+}
+
 /// A buffer that peers can access, and one that they cannot.
 pub(crate) fn shared(engine: &TransferEngine, length: usize) -> Buffer {
     engine.allocate_buffer(length, "*", true).unwrap()
