@@ -172,9 +172,7 @@ pub(crate) fn start(
             }
             Err(InstallError::Open(DeviceError::Soft(error)))
                 if error.is_in_use() && bind.is_empty() && is_one_of_many(peer) => {}
-            Err(error @ InstallError::DuplicateDevice(_)) => {
-                return Err(usage(format!("--bind: {error}")));
-            }
+            Err(error @ InstallError::DuplicateDevice(_)) => return Err(usage(error.to_string())),
             Err(error) => return Err(error.into()),
         }
     }

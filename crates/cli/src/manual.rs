@@ -35,7 +35,7 @@ const ENVIRONMENT: [(&str, &str); 9] = [
     ("MC_CUSTOM_TOPO_JSON", "File with the priority matrix that topology shows."),
     (
         "MC_TE_FILTERS",
-        "Names of NICs with commas between: those that topology has in the priority matrix.",
+        "Names of NICs with commas between: those that topology has in the priority matrix, and the setting rdma.devices.",
     ),
 ];
 

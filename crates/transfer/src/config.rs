@@ -139,6 +139,9 @@ impl fmt::Debug for Config {
 pub struct RdmaConfig {
     /// The local addresses: a device for each.
     pub addresses: Vec<IpAddr>,
+    /// The devices with these names in place of those with `addresses`, each of which has to work; without a name,
+    /// all devices of the system that work. Does not count where `provider` is soft.
+    pub devices: Option<Vec<String>>,
     /// What does the work: soft devices, or the system's RDMA devices with these addresses. With
     /// `None`, the system's where it has one with the address, else a soft one.
     pub provider: Option<Provider>,
@@ -194,10 +197,16 @@ pub struct RdmaConfig {
 }
 
 impl RdmaConfig {
+    /// Those of `devices`, if they count.
+    pub(crate) fn named_devices(&self) -> Option<&[String]> {
+        self.devices.as_deref().filter(|_| self.provider != Some(Provider::Soft))
+    }
+
     /// The defaults, with devices on these addresses.
     pub fn new(addresses: &[IpAddr]) -> Self {
         Self {
             addresses: addresses.to_vec(),
+            devices: None,
             provider: None,
             soft: SoftConfig::new(Ipv4Addr::LOCALHOST.into()),
             ibverbs: IbverbsConfig::default(),

@@ -72,9 +72,7 @@ pub(super) unsafe extern "C" fn uninstallTransport(
 /// settings name some.
 pub(super) fn discovered(engine: &Engine) -> Result<(), Failure> {
     let forced = std::env::var_os("MC_FORCE_TCP").is_some_and(|value| !value.is_empty());
-    if !forced && !system_devices(engine).is_empty() {
-        install(engine, "rdma", None)?;
-    } else {
+    if forced || !install_system_devices(engine)? {
         install(engine, "tcp", None)?;
     }
     match engine.settings.relay() {
@@ -108,11 +106,14 @@ fn failure(error: InstallError) -> Failure {
 
 fn install_rdma(engine: &Engine, matrix: Option<&str>) -> Result<(), Failure> {
     let Some(text) = matrix else {
-        let addresses = match system_devices(engine) {
-            none if none.is_empty() => vec![engine.device_address],
-            found => found,
-        };
-        return engine.transfer.install_rdma(engine.settings.rdma(&addresses)).map_err(failure);
+        if install_system_devices(engine)? {
+            return Ok(());
+        }
+        let config = engine.settings.rdma(&[engine.device_address]);
+        return engine
+            .transfer
+            .install_rdma(RdmaConfig { devices: None, ..config })
+            .map_err(failure);
     };
     let matrix = PriorityMatrix::parse(text).map_err(Failure::invalid)?;
     let mut names: Vec<&String> = Vec::new();
@@ -130,20 +131,29 @@ fn install_rdma(engine: &Engine, matrix: Option<&str>) -> Result<(), Failure> {
         Failure::new(code::CONTEXT, format!("no place for the matrix: {error}"))
     })?;
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-    let config =
-        RdmaConfig { topology_file: Some(path.into()), ..engine.settings.rdma(&addresses) };
+    let topology_file = Some(path.into());
+    let config = RdmaConfig { topology_file, devices: None, ..engine.settings.rdma(&addresses) };
     engine.transfer.install_rdma(config).map_err(failure)
 }
 
-/// The addresses of the system's devices that work, unless soft ones are asked for, or the engine is reached from
-/// this machine only.
-fn system_devices(engine: &Engine) -> Vec<IpAddr> {
+/// Installs `rdma` with the devices of the system that settings name, or with all that work; whether there are any.
+/// Not where soft ones are asked for, nor, unless settings name some, where the engine is reached from this machine
+/// only.
+fn install_system_devices(engine: &Engine) -> Result<bool, Failure> {
     let config = engine.settings.rdma(&[]);
-    if config.provider == Some(Provider::Soft) || engine.device_address.is_loopback() {
-        return Vec::new();
+    let named = config.devices.as_ref().is_some_and(|names| !names.is_empty());
+    let unwanted = config.devices.is_none() && engine.device_address.is_loopback();
+    if config.provider == Some(Provider::Soft) || unwanted {
+        return Ok(false);
     }
-    let names = Device::list_ibverbs().unwrap_or_default();
-    names.iter().filter_map(|name| system_address(&config, name).ok()).collect()
+    let devices = config.devices.or(Some(Vec::new()));
+    let config = RdmaConfig { provider: Some(Provider::Ibverbs), devices, ..config };
+    match engine.transfer.install_rdma(config) {
+        Ok(()) => Ok(true),
+        // What this machine does not have is no failure, unless it was named.
+        Err(InstallError::Open(_)) if !named => Ok(false),
+        Err(error) => Err(failure(error)),
+    }
 }
 
 fn system_address(config: &RdmaConfig, name: &str) -> Result<IpAddr, Failure> {

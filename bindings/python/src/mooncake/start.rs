@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use millstream_metadata::HostPort;
 use millstream_transfer::{RdmaConfig, Settings, Sources, TransferEngine};
-use millstream_verbs::{Device, IbverbsConfig, Provider};
+use millstream_verbs::Provider;
 
 use super::started::say;
 
@@ -25,7 +25,7 @@ pub(super) struct Wanted {
     pub(super) hostname: String,
     pub(super) metadata: String,
     pub(super) protocol: String,
-    /// Names of RDMA devices, with commas between them; none: those with the address of `hostname`.
+    /// Names of RDMA devices, with commas between them; none: those that settings name, and else all that work.
     pub(super) devices: String,
 }
 
@@ -51,12 +51,7 @@ pub(super) fn start(wanted: &Wanted) -> Result<TransferEngine, Failed> {
     }
     if !only_tcp && !wanted.protocol.eq_ignore_ascii_case("tcp") {
         // As the original does where there are no devices: TCP is left.
-        let installed = addresses(&settings, &wanted.devices, &host).and_then(|addresses| {
-            let config = settings.rdma(&addresses);
-            let config = RdmaConfig { provider: Some(Provider::Ibverbs), ..config };
-            engine.install_rdma(config).map_err(Failed::from)
-        });
-        if let Err(error) = installed {
+        if let Err(error) = engine.install_rdma(rdma(&settings, &wanted.devices)) {
             say(&format!("no transport {}: {error}", wanted.protocol));
         }
     }
@@ -67,18 +62,16 @@ pub(super) fn start(wanted: &Wanted) -> Result<TransferEngine, Failed> {
     Ok(engine)
 }
 
-/// The addresses of the RDMA devices that are wanted.
-fn addresses(settings: &Settings, devices: &str, host: &str) -> Result<Vec<IpAddr>, Failed> {
-    let names: Vec<&str> = devices.split(',').map(str::trim).filter(|it| !it.is_empty()).collect();
-    if names.is_empty() {
-        return Ok(vec![address(host)]);
-    }
-    let ibverbs = settings.rdma(&[]).ibverbs;
-    let open = |name: &str| {
-        let config = IbverbsConfig { name: Some(name.to_owned()), ..ibverbs.clone() };
-        Ok(Device::open_ibverbs(&config)?.address())
+/// The system's RDMA devices that are wanted.
+fn rdma(settings: &Settings, devices: &str) -> RdmaConfig {
+    let names = devices.split(',').map(str::trim).filter(|name| !name.is_empty());
+    let names: Vec<String> = names.map(str::to_owned).collect();
+    let config = settings.rdma(&[]);
+    let devices = match names.is_empty() {
+        true => config.devices.or(Some(Vec::new())),
+        false => Some(names),
     };
-    names.into_iter().map(open).collect()
+    RdmaConfig { provider: Some(Provider::Ibverbs), devices, ..config }
 }
 
 /// Where an engine listens whose peers know it by this host: there, if that is an address of this machine.

@@ -6,7 +6,8 @@ use std::sync::{Arc, Weak};
 
 use millstream_metadata::Gid;
 use millstream_verbs::{
-    Completion, CompletionQueue, Device, DeviceChoice, DeviceConfig, Mtu, ProtectionDomain,
+    Completion, CompletionQueue, Device, DeviceChoice, DeviceConfig, DeviceError, IbverbsError,
+    Mtu, ProtectionDomain,
 };
 
 use super::accepted::Accepted;
@@ -25,13 +26,44 @@ pub(super) struct LocalDevice {
 }
 
 impl LocalDevice {
-    pub(super) fn open(
-        address: IpAddr,
+    /// Opens what a configuration asks for, at least one.
+    pub(super) fn open_all(
+        config: &RdmaConfig,
+        accepted: &Weak<Accepted>,
+    ) -> Result<Vec<Self>, InstallError> {
+        let open = |choice| Self::open(choice, config, Weak::clone(accepted));
+        let Some(names) = config.named_devices() else {
+            let choice = |&address| DeviceChoice::Address(address, config.provider);
+            return config.addresses.iter().map(choice).map(open).collect();
+        };
+        if !names.is_empty() {
+            return names.iter().cloned().map(DeviceChoice::Name).map(open).collect();
+        }
+        let (mut devices, mut first_error) = (Vec::new(), None);
+        for name in Device::list_ibverbs().map_err(DeviceError::from)? {
+            match open(DeviceChoice::Name(name.clone())) {
+                Ok(device) => devices.push(device),
+                // As a port without a cable.
+                Err(InstallError::Open(error)) => {
+                    tracing::info!(name, %error, "device left out");
+                    first_error.get_or_insert(error);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        match devices.is_empty() {
+            true => Err(first_error.unwrap_or(IbverbsError::NoDevice.into()).into()),
+            false => Ok(devices),
+        }
+    }
+
+    fn open(
+        choice: DeviceChoice,
         config: &RdmaConfig,
         accepted: Weak<Accepted>,
     ) -> Result<Self, InstallError> {
         let device = Device::open_chosen(&DeviceConfig {
-            choice: DeviceChoice::Address(address, config.provider),
+            choice,
             soft: config.soft.clone(),
             ibverbs: config.ibverbs.clone(),
         })?;
@@ -109,7 +141,7 @@ mod tests {
         let address: IpAddr = [127, 97, std::process::id() as u8, 1].into();
         for (most, expected) in [(Mtu::B512, Mtu::B512), (Mtu::B4096, Mtu::B4096)] {
             let config = RdmaConfig { max_path_mtu: most, ..RdmaConfig::new(&[address]) };
-            let device = LocalDevice::open(address, &config, Weak::new()).unwrap();
+            let device = LocalDevice::open_all(&config, &Weak::new()).unwrap().remove(0);
             assert_eq!(device.path_mtu(address).unwrap(), expected);
         }
     }

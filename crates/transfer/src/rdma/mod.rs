@@ -126,7 +126,7 @@ impl RdmaTransport {
             let name = "max_endpoints * queue_pairs_per_endpoint * send_queue_depth";
             return Err(InstallError::OutOfRange { name, value, min: 1, max: MAX_COMPLETIONS });
         }
-        if config.addresses.is_empty() {
+        if config.addresses.is_empty() && config.named_devices().is_none() {
             return Err(InstallError::NoAddress);
         }
         for (index, address) in config.addresses.iter().enumerate() {
@@ -147,10 +147,8 @@ impl RdmaTransport {
             interval: config.keep_alive_interval,
         });
         let accepted = Arc::new(accepted.telling(notices));
-        let open = |&address: &IpAddr| {
-            LocalDevice::open(address, &config, Arc::downgrade(&accepted)).map(Arc::new)
-        };
-        let devices = config.addresses.iter().map(open).collect::<Result<Vec<_>, _>>()?;
+        let devices = LocalDevice::open_all(&config, &Arc::downgrade(&accepted))?;
+        let devices: Vec<_> = devices.into_iter().map(Arc::new).collect();
         // Peers know a device by its name, and one of the system's may have several addresses.
         for (index, device) in devices.iter().enumerate() {
             let name = device.device.name();

@@ -115,7 +115,7 @@ mod tests {
         static BYTES: [AtomicU8; 5 * 4096] = [const { AtomicU8::new(0) }; 5 * 4096];
         let address = [127, 96, std::process::id() as u8, 1].into();
         let config = RdmaConfig::new(&[address]);
-        let device = Arc::new(LocalDevice::open(address, &config, Weak::new()).unwrap());
+        let device = Arc::new(LocalDevice::open_all(&config, &Weak::new()).unwrap().remove(0));
         let memory = RawMemory::of(&BYTES);
         let (access, limit) = (Access::LOCAL_WRITE, device.device.attributes().max_memory_regions);
         let one = || memory.register(0..1, &device.domain, access);

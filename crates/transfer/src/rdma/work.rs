@@ -300,7 +300,8 @@ mod tests {
     #[test]
     fn a_slice_is_several_requests_and_fails_once() {
         let address = [127, 95, std::process::id() as u8, 1].into();
-        let device = LocalDevice::open(address, &RdmaConfig::new(&[address]), Weak::new()).unwrap();
+        let config = RdmaConfig::new(&[address]);
+        let device = LocalDevice::open_all(&config, &Weak::new()).unwrap().remove(0);
         let options = QueuePairOptions::new(&device.completions, QueuePairCapabilities::new(8, 1));
         let queue_pairs = vec![device.domain.create_queue_pair_with(&options).unwrap()];
         let connection = Arc::new(Connection { queue_pairs });

@@ -63,7 +63,6 @@ pub(super) const IGNORED: &[(&str, &str)] = &[
         "a batch has room for its tasks: none waits to be admitted",
     ),
     ("MC_TCP_SLICE_SIZE", "the kernel is given as much as it takes"),
-    ("MC_TE_FILTERS", "--bind says which devices an engine has; millstream topology shows it"),
     (
         "MC_TE_METADATA_REFRESH_INTERVAL_SECONDS",
         "descriptors that have proven out of date are asked for again",

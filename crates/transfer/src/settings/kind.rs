@@ -71,6 +71,14 @@ pub(super) enum Kind {
         read: fn(&Values) -> &[HostPort],
         write: fn(&mut Values, Vec<HostPort>),
     },
+    /// Names of devices, `most` of them at most, or `all` of the system, which is a list without names; or nothing,
+    /// which stands for `none`.
+    Devices {
+        most: usize,
+        none: &'static str,
+        read: fn(&Values) -> Option<&[String]>,
+        write: fn(&mut Values, Option<Vec<String>>),
+    },
     /// Names of NICs, and the names of others that go with each of them; or nothing.
     Pairs { read: fn(&Values) -> &PeerAffinity, write: fn(&mut Values, PeerAffinity) },
     /// Paths of folders from the root, `most` of them at most; or nothing, which stands for `none`.
@@ -97,6 +105,8 @@ pub(super) enum Unit {
 
 /// Bytes of a user's name.
 const USER_MAX: usize = 255;
+/// All devices of the system that work.
+const ALL: &str = "all";
 /// Bytes of a path, as the kernel has it.
 const PATH_MAX: usize = 4095;
 
@@ -167,6 +177,17 @@ impl Kind {
                 let peers = peers.map(str::parse).collect::<Result<Vec<HostPort>, _>>().ok()?;
                 (peers.len() <= most).then(|| write(values, peers))
             }
+            Self::Devices { most, write, .. } => {
+                let names = || text.split(',').map(str::trim).filter(|name| !name.is_empty());
+                let is_name = |name: &str| {
+                    name.len() <= USER_MAX
+                        && !name.contains(|c: char| c.is_control() || c.is_whitespace())
+                };
+                let all = text.eq_ignore_ascii_case(ALL);
+                let list = || names().filter(|_| !all).map(str::to_owned).collect();
+                let fits = names().count() <= most && names().all(is_name);
+                fits.then(|| write(values, names().next().map(|_| list())))
+            }
             Self::Pairs { write, .. } => {
                 PeerAffinity::parse(text).ok().map(|affinity| write(values, affinity))
             }
@@ -205,6 +226,7 @@ impl Kind {
                 read(values).map_or(String::new(), |address| address.to_string())
             }
             Self::Peers { read, .. } => show_peers(read(values)),
+            Self::Devices { read, .. } => read(values).map_or(String::new(), show_devices),
             Self::Pairs { read, .. } => show_pairs(read(values)),
             Self::Folders { read, .. } => show_folders(read(values)),
             Self::File { read, .. } => {
@@ -224,6 +246,7 @@ impl Kind {
             Self::Host { read, .. } | Self::User { read, .. } => read(values).into(),
             Self::Listen { read, .. } => read(values).map(|address| address.to_string()).into(),
             Self::Peers { read, .. } => show_peers(read(values)).into(),
+            Self::Devices { read, .. } => read(values).map(show_devices).into(),
             Self::Pairs { read, .. } => show_pairs(read(values)).into(),
             Self::Folders { read, .. } => show_folders(read(values)).into(),
             Self::File { read, .. } => read(values).map(|path| path.display().to_string()).into(),
@@ -276,6 +299,9 @@ impl Kind {
             Self::Peers { most, none, .. } => {
                 format!("HOST:PORT, up to {most} with commas between them, or nothing for {none}")
             }
+            Self::Devices { most, none, .. } => format!(
+                "names of devices, up to {most} with commas between them, or {ALL}, or nothing for {none}"
+            ),
             Self::Pairs { .. } => "NICs here, each with those of peers that go with it, such as \
                  mlx5_0=mlx5_0,mlx5_1;mlx5_2=mlx5_3, or nothing"
                 .to_owned(),
@@ -298,6 +324,11 @@ pub fn listen_address(text: &str) -> Option<SocketAddr> {
 /// As it is read.
 fn show_peers(peers: &[HostPort]) -> String {
     peers.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+}
+
+/// As it is read.
+fn show_devices(names: &[String]) -> String {
+    if names.is_empty() { ALL.to_owned() } else { names.join(",") }
 }
 
 /// As it is read.

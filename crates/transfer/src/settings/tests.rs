@@ -121,6 +121,7 @@ fn each_variable_of_the_original_has_its_effect() {
             ("MC_IB_SL", "3"),
             ("MC_GID_INDEX", "5"),
             ("MC_IB_PCI_RELAXED_ORDERING", "0"),
+            ("MC_TE_FILTERS", "mlx5_0, mlx5_1,"),
             ("MC_LOG_LEVEL", "WARNING"),
         ],
         &["rdma.provider=ibverbs", "soft.driver=packet", "soft.busy_poll=50us", "tcp.busy_poll=0"],
@@ -140,6 +141,7 @@ fn each_variable_of_the_original_has_its_effect() {
     assert_eq!(tcp.busy_poll, Some(Duration::ZERO));
     assert_eq!(load(&[], &[]).unwrap().tcp().busy_poll, None);
     let rdma = settings.rdma(&[]);
+    assert_eq!(rdma.devices, Some(vec!["mlx5_0".to_owned(), "mlx5_1".to_owned()]));
     assert_eq!((rdma.queue_pairs_per_endpoint, rdma.send_queue_depth), (2, 512));
     assert_eq!((rdma.retry_count, rdma.max_endpoints), (9, 64));
     assert_eq!(rdma.max_pause, Duration::from_secs(5));
@@ -201,6 +203,12 @@ fn bounds_are_values_and_what_is_beyond_is_refused() {
                 let good = ["192.0.2.1:15001", "a:1 , [2001:db8::1]:2", ""].map(str::to_owned);
                 let bad = ["a", "a:1,", ",", "a:0x1", "a:65536"].map(str::to_owned).to_vec();
                 ([good.to_vec(), vec![many(most)]].concat(), [bad, vec![many(most + 1)]].concat())
+            }
+            Kind::Devices { most, .. } => {
+                let many = |count| vec!["mlx5_0"; count].join(",");
+                let good = ["mlx5_0, rxe0", "all", "ALL", ""].map(str::to_owned).to_vec();
+                let bad = vec!["a b".to_owned(), many(most + 1)];
+                ([good, vec![many(most)]].concat(), bad)
             }
             Kind::Pairs { .. } => (
                 ["a=b", " a = b, c ; d=e;", ""].map(str::to_owned).to_vec(),
@@ -278,6 +286,9 @@ fn units_and_what_is_none() {
         ("soft.busy_poll=1", Some("1ms")),
         ("rdma.patience=0", Some("0s")),
         ("ibverbs.gid_index=-1", Some("-1")),
+        ("rdma.devices= rxe0 ,rxe1", Some("rxe0,rxe1")),
+        ("rdma.devices=All", Some("all")),
+        ("rdma.devices=,", Some("")),
     ] {
         let key = argument.split_once('=').unwrap().0;
         let shown = load(&[], &[argument]).ok().map(|settings| state(&settings, key).0);

@@ -19,7 +19,7 @@ fn address(host: u8) -> IpAddr {
 
 fn open(host: u8, accepted: &Weak<Accepted>) -> LocalDevice {
     let config = RdmaConfig::new(&[address(host)]);
-    LocalDevice::open(address(host), &config, accepted.clone()).unwrap()
+    LocalDevice::open_all(&config, accepted).unwrap().remove(0)
 }
 
 /// Asks nobody whether they are there.

@@ -8,6 +8,9 @@ use millstream_verbs::{Mtu, Provider};
 use super::{Scope, Setting};
 use crate::settings::kind::{Kind, Unit};
 
+/// As many as a list of a matrix has at most.
+const MAX_DEVICES: usize = 1024;
+
 const HOUR: Duration = Duration::from_secs(3600);
 
 const MTUS: [(&str, Mtu); 5] = [
@@ -41,6 +44,20 @@ pub(super) const ROWS: &[Setting] = &[
         scope: Scope::Rdma,
         meaning: "Soft devices, or the system's. auto: the system's where it has one with the \
                   address, else a soft one. --protocol rdma:soft and rdma:ibverbs come first.",
+    },
+    Setting {
+        key: "rdma.devices",
+        variables: &["MC_TE_FILTERS"],
+        kind: Kind::Devices {
+            most: MAX_DEVICES,
+            none: "those with the addresses of --bind",
+            read: |values| values.rdma.devices.as_deref(),
+            write: |values, devices| values.rdma.devices = devices,
+        },
+        scope: Scope::Rdma,
+        meaning: "The system's RDMA devices that an engine has, by their names, such as mlx5_0,mlx5_1, whatever \
+                  addresses it is told: each of them has to work. all: those that work. Does not count for soft devices. \
+                  `mooncake.engine` of Python takes all where nothing is said, and so does C where it is to discover them.",
     },
     Setting {
         key: "rdma.queue_pairs_per_endpoint",
