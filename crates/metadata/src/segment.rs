@@ -4,9 +4,12 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::num::NonZeroU64;
 
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer, Serialize};
 use thiserror::Error;
 
+use crate::limits::{self, AtMost};
+use crate::protocols::Merged;
 use crate::{Gid, protocols};
 
 /// The most devices that a descriptor may list.
@@ -33,6 +36,14 @@ const MAX_TOLD: usize = 80;
 /// The most servers for which a descriptor says where they have mapped a file.
 const MAX_MAPPED: usize = 4096;
 
+/// The most locations of [`PriorityMatrix`] that are read.
+const MAX_LOCATIONS: usize = 1024;
+
+/// So much is read of what may not be longer than the limit: with one more it shows that it is.
+const DEVICES_READ: usize = MAX_DEVICES + 1;
+const BUFFERS_READ: usize = MAX_BUFFERS + 1;
+const MAPPED_READ: usize = MAX_MAPPED + 1;
+
 /// For each location (`cpu:0`, `cuda:1`) the names of the preferred devices and of those that
 /// also work.
 pub type PriorityMatrix = BTreeMap<String, (Vec<String>, Vec<String>)>;
@@ -52,16 +63,16 @@ pub struct SegmentDesc {
     #[serde(default, with = "protocols")]
     pub protocol: String,
     /// Its RDMA devices.
-    #[serde(default, deserialize_with = "null_is_default")]
+    #[serde(default, deserialize_with = "limits::list::<_, _, DEVICES_READ>")]
     pub devices: Vec<DeviceDesc>,
     /// Its memory.
-    #[serde(default, deserialize_with = "null_is_default")]
+    #[serde(default, deserialize_with = "limits::list::<_, _, BUFFERS_READ>")]
     pub buffers: Vec<BufferDesc>,
     /// How many more buffers the text has that was read. They are left out: there may be [`MAX_BUFFERS`].
     #[serde(skip)]
     pub buffers_left_out: usize,
     /// Which devices are near to which memory.
-    #[serde(default, deserialize_with = "null_is_default")]
+    #[serde(default, deserialize_with = "priorities")]
     pub priority_matrix: PriorityMatrix,
     /// How processes on its host share its memory; Mooncake does not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -90,7 +101,11 @@ pub struct SegmentDesc {
     pub tcp_tls_port: Option<u16>,
     /// Where its process answers besides, at the addresses of its devices: for who is cut off from the one that its
     /// name leads to. Mooncake does not say.
-    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "null_is_default")]
+    #[serde(
+        default,
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "limits::list::<_, _, DEVICES_READ>"
+    )]
     pub control_addresses: Vec<SocketAddr>,
     /// Which start of its process this is, as in the handshake; Mooncake does not say. Addresses
     /// and keys mean nothing to another one.
@@ -158,10 +173,10 @@ pub struct BufferDesc {
     #[serde(default, skip_serializing_if = "Option::is_none", with = "one_or_none")]
     pub protocol: Option<String>,
     /// Its remote keys, one for each device; none when it is for local use only.
-    #[serde(default, deserialize_with = "null_is_default")]
+    #[serde(default, deserialize_with = "limits::list::<_, _, DEVICES_READ>")]
     pub rkey: Vec<u32>,
     /// Its local keys, one for each device.
-    #[serde(default, deserialize_with = "null_is_default")]
+    #[serde(default, deserialize_with = "limits::list::<_, _, DEVICES_READ>")]
     pub lkey: Vec<u32>,
     /// Its key for processes on the same host ([`SegmentDesc::shm`]).
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -176,7 +191,7 @@ pub struct BufferDesc {
     #[serde(
         default,
         skip_serializing_if = "BTreeMap::is_empty",
-        deserialize_with = "null_is_default"
+        deserialize_with = "limits::map::<_, _, MAPPED_READ>"
     )]
     pub local_path_map: BTreeMap<String, String>,
     /// Who knows this may ask the segment's process to read and write the file ([`FileKey`]).
@@ -292,14 +307,12 @@ impl SegmentDesc {
     /// beyond [`MAX_BUFFERS`] are left out.
     pub fn from_json(text: &[u8]) -> Result<Self, DescriptorError> {
         let mut descriptor: Self = serde_json::from_slice(text)?;
-        descriptor.place_files();
-        if protocols::are_several(&descriptor.protocol) {
-            protocols::merge(&mut descriptor.buffers);
-        }
         if let Some(what) = descriptor.fault() {
             let segment = descriptor.name.chars().take(MAX_TOLD).collect();
             return Err(DescriptorError::Corrupt { segment, what });
         }
+        descriptor.place_files();
+        descriptor.limit_buffers(text)?;
         descriptor.mark_buffers();
         Ok(descriptor)
     }
@@ -341,13 +354,31 @@ impl SegmentDesc {
         self.unusable(self.buffers.iter().position(holds)?)
     }
 
-    /// Says of each buffer what is wrong with it, and leaves out those that are too many.
-    fn mark_buffers(&mut self) {
-        self.buffers_left_out = self.buffers.len().saturating_sub(MAX_BUFFERS);
-        if self.buffers_left_out > 0 {
+    /// Makes one buffer of those that are the same memory, if there are several protocols, and leaves out those that are
+    /// too many. If the text has more than were read of it, it is looked at once more.
+    fn limit_buffers(&mut self, text: &[u8]) -> Result<(), serde_json::Error> {
+        let too_many = self.buffers.len() > MAX_BUFFERS;
+        if protocols::are_several(&self.protocol) {
+            let read = std::mem::take(&mut self.buffers);
+            let merged = if too_many {
+                drop(read);
+                serde_json::from_slice::<Listed<Merged>>(text)?.buffers
+            } else {
+                read.into_iter().collect()
+            };
+            (self.buffers, self.buffers_left_out) = merged.into_parts();
+        } else if too_many {
             self.buffers.truncate(MAX_BUFFERS);
             self.buffers.shrink_to_fit();
+            // Nothing is kept of them.
+            let all = serde_json::from_slice::<Listed<Vec<IgnoredAny>>>(text)?.buffers;
+            self.buffers_left_out = all.len() - MAX_BUFFERS;
         }
+        Ok(())
+    }
+
+    /// Says of each buffer what is wrong with it.
+    fn mark_buffers(&mut self) {
         for buffer in &mut self.buffers {
             buffer.fault = buffer.find_fault(&self.protocol, self.devices.len());
         }
@@ -378,11 +409,10 @@ impl SegmentDesc {
             return Some("it names no protocol".to_owned());
         }
         if self.devices.len() > MAX_DEVICES {
-            return Some(format!("{} devices, more than {MAX_DEVICES}", self.devices.len()));
+            return Some(format!("it has more than {MAX_DEVICES} devices"));
         }
         if self.control_addresses.len() > MAX_DEVICES {
-            let count = self.control_addresses.len();
-            return Some(format!("{count} addresses where it answers, more than {MAX_DEVICES}"));
+            return Some(format!("it has more than {MAX_DEVICES} addresses where it answers"));
         }
         if let Some(index) = self.devices.iter().position(|device| device.name.is_empty()) {
             return Some(format!("device {index} has no name"));
@@ -401,6 +431,20 @@ impl SegmentDesc {
         }
         None
     }
+}
+
+/// What a descriptor lists as its buffers.
+#[derive(Deserialize)]
+struct Listed<T> {
+    buffers: T,
+}
+
+/// Reads a matrix as long as one that makes sense.
+fn priorities<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PriorityMatrix, D::Error> {
+    type Names = AtMost<String, MAX_DEVICES>;
+    let read = limits::map::<_, (Names, Names), MAX_LOCATIONS>(deserializer)?;
+    let names = |(preferred, others): (Names, Names)| (preferred.0, others.0);
+    Ok(read.into_iter().map(|(location, it)| (location, names(it))).collect())
 }
 
 /// The protocols of a buffer, if it says them.
@@ -495,7 +539,7 @@ mod tests {
         assert_eq!(SegmentDesc::from_json(absent.as_bytes()).unwrap().control_addresses, []);
         descriptor.control_addresses = vec![descriptor.control_addresses[0]; MAX_DEVICES + 1];
         let error = SegmentDesc::from_json(&descriptor.to_json()).unwrap_err().to_string();
-        assert!(error.contains("257 addresses where it answers"), "{error}");
+        assert!(error.contains("more than 256 addresses where it answers"), "{error}");
     }
 
     #[test]
@@ -624,7 +668,7 @@ mod tests {
             ),
             (
                 |d| d.devices = vec![d.devices[0].clone(); MAX_DEVICES + 1],
-                "257 devices, more than 256",
+                "it has more than 256 devices",
             ),
         ];
         for (change, what) in cases {
