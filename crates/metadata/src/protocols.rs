@@ -162,6 +162,7 @@ fn merge_into(buffer: &mut BufferDesc, other: BufferDesc) {
     buffer.shm_key = buffer.shm_key.or(other.shm_key);
     if let (Some(protocols), Some(more)) = (&mut buffer.protocol, other.protocol)
         && !has(protocols, &more)
+        && protocols.split(SEPARATOR).count() < MAX_PROTOCOLS
     {
         protocols.push(SEPARATOR);
         protocols.push_str(&more);
@@ -220,6 +221,20 @@ mod tests {
             assert!(read.buffers.iter().all(both), "{count}");
             assert_eq!(read.buffers[MAX_BUFFERS - 1].addr, MAX_BUFFERS as u64);
         }
+    }
+
+    #[test]
+    fn a_buffer_has_no_more_protocols_than_a_descriptor() {
+        let mut descriptor = SegmentDesc::from_json(TWO.as_bytes()).unwrap();
+        let mut buffers = listed(1);
+        for number in 0..100 {
+            buffers.push(BufferDesc { protocol: Some(number.to_string()), ..buffers[0].clone() });
+        }
+        descriptor.buffers = buffers;
+        let read = SegmentDesc::from_json(&descriptor.to_json()).unwrap();
+        let [one] = &read.buffers[..] else { panic!("{} buffers", read.buffers.len()) };
+        let protocols: Vec<_> = one.protocol.as_deref().unwrap().split(SEPARATOR).collect();
+        assert_eq!((&protocols[..3], protocols.len()), (&["tcp", "rdma", "0"][..], MAX_PROTOCOLS));
     }
 
     #[test]
