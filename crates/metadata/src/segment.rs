@@ -39,6 +39,10 @@ const MAX_MAPPED: usize = 4096;
 /// The most locations of [`PriorityMatrix`] that are read.
 const MAX_LOCATIONS: usize = 1024;
 
+/// What is wrong with a file of which a descriptor says no length, and with those after it.
+const NO_LENGTH: &str = "has no length, so that nothing has a place after it";
+const NO_PLACE: &str = "comes after a file without a length, so that its offset is not known";
+
 /// So much is read of what may not be longer than the limit: with one more it shows that it is.
 const DEVICES_READ: usize = MAX_DEVICES + 1;
 const BUFFERS_READ: usize = MAX_BUFFERS + 1;
@@ -311,7 +315,7 @@ impl SegmentDesc {
             let segment = descriptor.name.chars().take(MAX_TOLD).collect();
             return Err(DescriptorError::Corrupt { segment, what });
         }
-        descriptor.place_files();
+        descriptor.place_files(text)?;
         descriptor.limit_buffers(text)?;
         descriptor.mark_buffers();
         Ok(descriptor)
@@ -349,7 +353,8 @@ impl SegmentDesc {
     pub fn unusable_at(&self, address: u64) -> Option<String> {
         let holds = |it: &BufferDesc| {
             let offset = address.checked_sub(it.addr).filter(|_| it.fault.is_some());
-            offset.is_some_and(|offset| offset == 0 || offset < it.length)
+            let unbounded = it.fault == Some(NO_LENGTH);
+            offset.is_some_and(|offset| offset == 0 || offset < it.length || unbounded)
         };
         self.unusable(self.buffers.iter().position(holds)?)
     }
@@ -380,17 +385,27 @@ impl SegmentDesc {
     /// Says of each buffer what is wrong with it.
     fn mark_buffers(&mut self) {
         for buffer in &mut self.buffers {
-            buffer.fault = buffer.find_fault(&self.protocol, self.devices.len());
+            let found = || buffer.find_fault(&self.protocol, self.devices.len());
+            buffer.fault = buffer.fault.or_else(found);
         }
     }
 
-    /// The files of a segment follow each other: Mooncake says no more than their lengths.
-    fn place_files(&mut self) {
+    /// The files of a segment follow each other: Mooncake says no more than their lengths. Where one is missing, nobody
+    /// knows the offsets of what comes after it.
+    fn place_files(&mut self, text: &[u8]) -> Result<(), serde_json::Error> {
         if self.protocol != NVMEOF {
-            return;
+            return Ok(());
         }
+        // A length that is said to be 0 moves nothing.
+        let unknown = match self.buffers.iter().any(|it| it.length == 0) {
+            true => first_without_length(text)?,
+            false => None,
+        };
         let mut next = 0_u64;
-        for buffer in &mut self.buffers {
+        for (index, buffer) in self.buffers.iter_mut().enumerate() {
+            buffer.fault = unknown
+                .filter(|&unknown| unknown <= index)
+                .map(|unknown| if unknown == index { NO_LENGTH } else { NO_PLACE });
             if buffer.name.is_empty() {
                 buffer.name = buffer.file_path.clone().unwrap_or_default();
             }
@@ -398,6 +413,7 @@ impl SegmentDesc {
             // Too long ones are found to exceed the address space.
             next = next.saturating_add(buffer.length);
         }
+        Ok(())
     }
 
     /// What does not hold together, if anything, but for its buffers.
@@ -437,6 +453,18 @@ impl SegmentDesc {
 #[derive(Deserialize)]
 struct Listed<T> {
     buffers: T,
+}
+
+/// The first buffer of which a text says no length.
+fn first_without_length(text: &[u8]) -> Result<Option<usize>, serde_json::Error> {
+    #[derive(Deserialize)]
+    struct Length {
+        length: Option<IgnoredAny>,
+    }
+
+    type Lengths = AtMost<Length, BUFFERS_READ>;
+    let AtMost(lengths) = serde_json::from_slice::<Listed<Lengths>>(text)?.buffers;
+    Ok(lengths.iter().position(|it| it.length.is_none()))
 }
 
 /// Reads a matrix as long as one that makes sense.
@@ -630,6 +658,36 @@ mod tests {
             let (buffer, what) = what.split_once(": ").unwrap();
             assert_eq!(descriptor.buffers[buffer.parse::<usize>().unwrap()].fault, Some(what));
         }
+    }
+
+    /// Who goes by offsets in the segment would get another file than the one that its process means.
+    #[test]
+    fn after_a_file_without_a_length_no_offset_is_known() {
+        let said = |lengths: &[Option<u64>]| {
+            let length = |it: &Option<u64>| it.map(|it| format!(r#""length":{it},"#));
+            let file = |it: &Option<u64>| {
+                format!(r#"{{{}"file_path":"/f"}}"#, length(it).unwrap_or_default())
+            };
+            let files: Vec<_> = lengths.iter().map(file).collect();
+            let files = files.join(",");
+            let text = format!(r#"{{"name":"a","protocol":"nvmeof","buffers":[{files}]}}"#);
+            SegmentDesc::from_json(text.as_bytes()).unwrap()
+        };
+        let descriptor = said(&[Some(100), None, Some(10), None]);
+        let faults: Vec<_> = descriptor.buffers.iter().map(|it| it.fault).collect();
+        assert_eq!(faults, [None, Some(NO_LENGTH), Some(NO_PLACE), Some(NO_PLACE)]);
+        assert_eq!(descriptor.buffer_with(0, 100), Some(&descriptor.buffers[0]));
+        assert_eq!(descriptor.unusable_at(99), None);
+        for offset in [100, 105, 1 << 40] {
+            assert_eq!(descriptor.buffer_with(offset, 1), None);
+            let told = descriptor.unusable_at(offset).unwrap();
+            assert!(told.starts_with("buffer 1 (") && told.ends_with(NO_LENGTH), "{told}");
+        }
+        // One that says that it is empty is bad, too, and moves none of the others.
+        let descriptor = said(&[Some(100), Some(0), Some(10)]);
+        let faults: Vec<_> = descriptor.buffers.iter().map(|it| it.fault).collect();
+        assert_eq!(faults, [None, Some("is empty"), None]);
+        assert_eq!(descriptor.buffer_with(105, 1), Some(&descriptor.buffers[2]));
     }
 
     #[test]
