@@ -83,3 +83,22 @@ fn a_read_counts_the_connections_that_were_lost_after_it_was_sent_over_them() {
     assert_eq!(state(&batch, 1), TransferState::Completed);
     assert!(flow.has_nothing_to_begin() && flow.is_at_rest());
 }
+
+#[test]
+fn writes_that_fail_with_a_connection_leave_the_queue() {
+    let (mut flow, room) = (Flow::default(), Room::new(LENGTH as usize));
+    // They wait, as does all that was submitted after it.
+    let writes = submit(&mut flow, &room, &[Opcode::Write; 2]);
+    lose(&mut flow);
+    assert_eq!(failed(&writes), [0, 1]);
+    assert!(flow.has_nothing_to_begin(), "nobody connects for what has failed");
+    let writes = submit(&mut flow, &room, &[Opcode::Write; 2]);
+    let both = submit(&mut flow, &room, &[Opcode::Write, Opcode::Read, Opcode::Write]);
+    lose(&mut flow);
+    assert_eq!((failed(&writes), failed(&both)), (vec![0, 1], vec![0, 2]));
+    let read = flow.begin(usize::MAX).unwrap();
+    assert_eq!(read.opcode, Opcode::Read);
+    assert!(flow.begin(usize::MAX).is_none() && flow.has_nothing_to_begin());
+    flow.end(read.id, Outcome::Done).unwrap().tell(&mut EndedTasks::default());
+    assert_eq!(state(&both, 1), TransferState::Completed);
+}
