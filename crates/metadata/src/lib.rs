@@ -31,6 +31,7 @@ mod gid;
 mod handshake;
 mod key_value;
 mod key_value_store;
+mod limits;
 mod message;
 mod name;
 mod open;

@@ -7,9 +7,9 @@ use std::fmt;
 
 use serde::de::{Error, SeqAccess, Visitor};
 use serde::ser::SerializeSeq;
-use serde::{Deserializer, Serializer};
+use serde::{Deserialize, Deserializer, Serializer};
 
-use crate::BufferDesc;
+use crate::{BufferDesc, MAX_BUFFERS};
 
 /// Between protocols, in memory.
 const SEPARATOR: char = ',';
@@ -79,24 +79,78 @@ pub(crate) fn serialize<S: Serializer>(protocols: &str, serializer: S) -> Result
     array.end()
 }
 
-/// Makes one buffer of those that are the same memory, with the keys of all its protocols. Buffers that have
-/// no address, as those of CXL devices, are left out.
-pub(crate) fn merge(buffers: &mut Vec<BufferDesc>) {
-    let mut places: HashMap<(u64, u64), usize> = HashMap::with_capacity(buffers.len());
-    let mut merged: Vec<BufferDesc> = Vec::with_capacity(buffers.len());
-    for buffer in buffers.drain(..) {
+/// Buffers of which one is made of those that are the same memory, with the keys of all its protocols. Buffers that have
+/// no address, as those of CXL devices, are left out, and those that are too many are counted.
+#[derive(Default)]
+pub(crate) struct Merged {
+    buffers: Vec<BufferDesc>,
+    /// Where each is, by its address and length: nowhere, if it is one too many.
+    places: HashMap<(u64, u64), usize>,
+    left_out: usize,
+}
+
+impl Merged {
+    /// The buffers, and how many more there are. Of the latter so many are told from each other as there may be buffers;
+    /// each further one counts as often as it is listed.
+    pub(crate) fn into_parts(self) -> (Vec<BufferDesc>, usize) {
+        (self.buffers, self.left_out)
+    }
+
+    fn add(&mut self, buffer: BufferDesc) {
         if buffer.addr == 0 && buffer.protocol.is_some() {
-            continue;
+            return;
         }
-        match places.entry((buffer.addr, buffer.length)) {
-            Entry::Vacant(place) => {
-                place.insert(merged.len());
-                merged.push(buffer);
+        let known = self.places.len();
+        match self.places.entry((buffer.addr, buffer.length)) {
+            Entry::Occupied(place) => {
+                if let Some(same) = self.buffers.get_mut(*place.get()) {
+                    merge_into(same, buffer);
+                }
             }
-            Entry::Occupied(place) => merge_into(&mut merged[*place.get()], buffer),
+            Entry::Vacant(place) if known < MAX_BUFFERS => {
+                place.insert(self.buffers.len());
+                self.buffers.push(buffer);
+            }
+            Entry::Vacant(place) => {
+                self.left_out += 1;
+                if known < 2 * MAX_BUFFERS {
+                    place.insert(usize::MAX);
+                }
+            }
         }
     }
-    *buffers = merged;
+}
+
+impl FromIterator<BufferDesc> for Merged {
+    fn from_iter<I: IntoIterator<Item = BufferDesc>>(buffers: I) -> Self {
+        let mut merged = Self::default();
+        buffers.into_iter().for_each(|buffer| merged.add(buffer));
+        merged
+    }
+}
+
+impl<'de> Deserialize<'de> for Merged {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct List;
+
+        impl<'de> Visitor<'de> for List {
+            type Value = Merged;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a sequence")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Merged, A::Error> {
+                let mut merged = Merged::default();
+                while let Some(buffer) = list.next_element()? {
+                    merged.add(buffer);
+                }
+                Ok(merged)
+            }
+        }
+
+        deserializer.deserialize_seq(List)
+    }
 }
 
 fn merge_into(buffer: &mut BufferDesc, other: BufferDesc) {
@@ -108,6 +162,7 @@ fn merge_into(buffer: &mut BufferDesc, other: BufferDesc) {
     buffer.shm_key = buffer.shm_key.or(other.shm_key);
     if let (Some(protocols), Some(more)) = (&mut buffer.protocol, other.protocol)
         && !has(protocols, &more)
+        && protocols.split(SEPARATOR).count() < MAX_PROTOCOLS
     {
         protocols.push(SEPARATOR);
         protocols.push_str(&more);
@@ -116,6 +171,7 @@ fn merge_into(buffer: &mut BufferDesc, other: BufferDesc) {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
     use crate::SegmentDesc;
 
     const TWO: &str = r#"{"name":"a","protocol":["tcp","rdma"],"tcp_data_port":5,
@@ -136,6 +192,49 @@ mod tests {
         assert_eq!((&both.rkey[..], &both.lkey[..]), (&[1][..], &[2][..]));
         assert_eq!(both.protocol.as_deref(), Some("tcp,rdma"));
         assert_eq!((one.addr, one.protocol.as_deref()), (8192, Some("tcp")));
+    }
+
+    /// `count` pieces of memory, for each protocol once.
+    fn listed(count: usize) -> Vec<BufferDesc> {
+        let of = |protocol: &str, keys: &[u32]| BufferDesc {
+            name: "n".to_owned(),
+            protocol: Some(protocol.to_owned()),
+            rkey: keys.to_vec(),
+            lkey: keys.to_vec(),
+            length: 1,
+            ..BufferDesc::default()
+        };
+        let all = [of("tcp", &[]), of("rdma", &[1])];
+        let at = |(one, address): (&BufferDesc, u64)| BufferDesc { addr: address, ..one.clone() };
+        all.iter().flat_map(|one| (1..=count as u64).map(move |it| (one, it))).map(at).collect()
+    }
+
+    #[test]
+    fn as_much_memory_of_several_protocols_as_of_one_is_kept() {
+        let mut descriptor = SegmentDesc::from_json(TWO.as_bytes()).unwrap();
+        let both =
+            |it: &BufferDesc| it.protocol.as_deref() == Some("tcp,rdma") && it.rkey.len() == 1;
+        for (count, left_out) in [(MAX_BUFFERS, 0), (MAX_BUFFERS + 3, 3)] {
+            descriptor.buffers = listed(count);
+            let read = SegmentDesc::from_json(&descriptor.to_json()).unwrap();
+            assert_eq!((read.buffers.len(), read.buffers_left_out), (MAX_BUFFERS, left_out));
+            assert!(read.buffers.iter().all(both), "{count}");
+            assert_eq!(read.buffers[MAX_BUFFERS - 1].addr, MAX_BUFFERS as u64);
+        }
+    }
+
+    #[test]
+    fn a_buffer_has_no_more_protocols_than_a_descriptor() {
+        let mut descriptor = SegmentDesc::from_json(TWO.as_bytes()).unwrap();
+        let mut buffers = listed(1);
+        for number in 0..100 {
+            buffers.push(BufferDesc { protocol: Some(number.to_string()), ..buffers[0].clone() });
+        }
+        descriptor.buffers = buffers;
+        let read = SegmentDesc::from_json(&descriptor.to_json()).unwrap();
+        let [one] = &read.buffers[..] else { panic!("{} buffers", read.buffers.len()) };
+        let protocols: Vec<_> = one.protocol.as_deref().unwrap().split(SEPARATOR).collect();
+        assert_eq!((&protocols[..3], protocols.len()), (&["tcp", "rdma", "0"][..], MAX_PROTOCOLS));
     }
 
     #[test]

@@ -4,9 +4,12 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::num::NonZeroU64;
 
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer, Serialize};
 use thiserror::Error;
 
+use crate::limits::{self, AtMost};
+use crate::protocols::Merged;
 use crate::{Gid, protocols};
 
 /// The most devices that a descriptor may list.
@@ -33,6 +36,18 @@ const MAX_TOLD: usize = 80;
 /// The most servers for which a descriptor says where they have mapped a file.
 const MAX_MAPPED: usize = 4096;
 
+/// The most locations of [`PriorityMatrix`] that are read.
+const MAX_LOCATIONS: usize = 1024;
+
+/// What is wrong with a file of which a descriptor says no length, and with those after it.
+const NO_LENGTH: &str = "has no length, so that nothing has a place after it";
+const NO_PLACE: &str = "comes after a file without a length, so that its offset is not known";
+
+/// So much is read of what may not be longer than the limit: with one more it shows that it is.
+const DEVICES_READ: usize = MAX_DEVICES + 1;
+const BUFFERS_READ: usize = MAX_BUFFERS + 1;
+const MAPPED_READ: usize = MAX_MAPPED + 1;
+
 /// For each location (`cpu:0`, `cuda:1`) the names of the preferred devices and of those that
 /// also work.
 pub type PriorityMatrix = BTreeMap<String, (Vec<String>, Vec<String>)>;
@@ -52,16 +67,16 @@ pub struct SegmentDesc {
     #[serde(default, with = "protocols")]
     pub protocol: String,
     /// Its RDMA devices.
-    #[serde(default, deserialize_with = "null_is_default")]
+    #[serde(default, deserialize_with = "limits::list::<_, _, DEVICES_READ>")]
     pub devices: Vec<DeviceDesc>,
     /// Its memory.
-    #[serde(default, deserialize_with = "null_is_default")]
+    #[serde(default, deserialize_with = "limits::list::<_, _, BUFFERS_READ>")]
     pub buffers: Vec<BufferDesc>,
     /// How many more buffers the text has that was read. They are left out: there may be [`MAX_BUFFERS`].
     #[serde(skip)]
     pub buffers_left_out: usize,
     /// Which devices are near to which memory.
-    #[serde(default, deserialize_with = "null_is_default")]
+    #[serde(default, deserialize_with = "priorities")]
     pub priority_matrix: PriorityMatrix,
     /// How processes on its host share its memory; Mooncake does not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -90,7 +105,11 @@ pub struct SegmentDesc {
     pub tcp_tls_port: Option<u16>,
     /// Where its process answers besides, at the addresses of its devices: for who is cut off from the one that its
     /// name leads to. Mooncake does not say.
-    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "null_is_default")]
+    #[serde(
+        default,
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "limits::list::<_, _, DEVICES_READ>"
+    )]
     pub control_addresses: Vec<SocketAddr>,
     /// Which start of its process this is, as in the handshake; Mooncake does not say. Addresses
     /// and keys mean nothing to another one.
@@ -158,10 +177,10 @@ pub struct BufferDesc {
     #[serde(default, skip_serializing_if = "Option::is_none", with = "one_or_none")]
     pub protocol: Option<String>,
     /// Its remote keys, one for each device; none when it is for local use only.
-    #[serde(default, deserialize_with = "null_is_default")]
+    #[serde(default, deserialize_with = "limits::list::<_, _, DEVICES_READ>")]
     pub rkey: Vec<u32>,
     /// Its local keys, one for each device.
-    #[serde(default, deserialize_with = "null_is_default")]
+    #[serde(default, deserialize_with = "limits::list::<_, _, DEVICES_READ>")]
     pub lkey: Vec<u32>,
     /// Its key for processes on the same host ([`SegmentDesc::shm`]).
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -176,7 +195,7 @@ pub struct BufferDesc {
     #[serde(
         default,
         skip_serializing_if = "BTreeMap::is_empty",
-        deserialize_with = "null_is_default"
+        deserialize_with = "limits::map::<_, _, MAPPED_READ>"
     )]
     pub local_path_map: BTreeMap<String, String>,
     /// Who knows this may ask the segment's process to read and write the file ([`FileKey`]).
@@ -292,14 +311,12 @@ impl SegmentDesc {
     /// beyond [`MAX_BUFFERS`] are left out.
     pub fn from_json(text: &[u8]) -> Result<Self, DescriptorError> {
         let mut descriptor: Self = serde_json::from_slice(text)?;
-        descriptor.place_files();
-        if protocols::are_several(&descriptor.protocol) {
-            protocols::merge(&mut descriptor.buffers);
-        }
         if let Some(what) = descriptor.fault() {
             let segment = descriptor.name.chars().take(MAX_TOLD).collect();
             return Err(DescriptorError::Corrupt { segment, what });
         }
+        descriptor.place_files(text)?;
+        descriptor.limit_buffers(text)?;
         descriptor.mark_buffers();
         Ok(descriptor)
     }
@@ -336,30 +353,59 @@ impl SegmentDesc {
     pub fn unusable_at(&self, address: u64) -> Option<String> {
         let holds = |it: &BufferDesc| {
             let offset = address.checked_sub(it.addr).filter(|_| it.fault.is_some());
-            offset.is_some_and(|offset| offset == 0 || offset < it.length)
+            let unbounded = it.fault == Some(NO_LENGTH);
+            offset.is_some_and(|offset| offset == 0 || offset < it.length || unbounded)
         };
         self.unusable(self.buffers.iter().position(holds)?)
     }
 
-    /// Says of each buffer what is wrong with it, and leaves out those that are too many.
-    fn mark_buffers(&mut self) {
-        self.buffers_left_out = self.buffers.len().saturating_sub(MAX_BUFFERS);
-        if self.buffers_left_out > 0 {
+    /// Makes one buffer of those that are the same memory, if there are several protocols, and leaves out those that are
+    /// too many. If the text has more than were read of it, it is looked at once more.
+    fn limit_buffers(&mut self, text: &[u8]) -> Result<(), serde_json::Error> {
+        let too_many = self.buffers.len() > MAX_BUFFERS;
+        if protocols::are_several(&self.protocol) {
+            let read = std::mem::take(&mut self.buffers);
+            let merged = if too_many {
+                drop(read);
+                serde_json::from_slice::<Listed<Merged>>(text)?.buffers
+            } else {
+                read.into_iter().collect()
+            };
+            (self.buffers, self.buffers_left_out) = merged.into_parts();
+        } else if too_many {
             self.buffers.truncate(MAX_BUFFERS);
             self.buffers.shrink_to_fit();
+            // Nothing is kept of them.
+            let all = serde_json::from_slice::<Listed<Vec<IgnoredAny>>>(text)?.buffers;
+            self.buffers_left_out = all.len() - MAX_BUFFERS;
         }
+        Ok(())
+    }
+
+    /// Says of each buffer what is wrong with it.
+    fn mark_buffers(&mut self) {
         for buffer in &mut self.buffers {
-            buffer.fault = buffer.find_fault(&self.protocol, self.devices.len());
+            let found = || buffer.find_fault(&self.protocol, self.devices.len());
+            buffer.fault = buffer.fault.or_else(found);
         }
     }
 
-    /// The files of a segment follow each other: Mooncake says no more than their lengths.
-    fn place_files(&mut self) {
+    /// The files of a segment follow each other: Mooncake says no more than their lengths. Where one is missing, nobody
+    /// knows the offsets of what comes after it.
+    fn place_files(&mut self, text: &[u8]) -> Result<(), serde_json::Error> {
         if self.protocol != NVMEOF {
-            return;
+            return Ok(());
         }
+        // A length that is said to be 0 moves nothing.
+        let unknown = match self.buffers.iter().any(|it| it.length == 0) {
+            true => first_without_length(text)?,
+            false => None,
+        };
         let mut next = 0_u64;
-        for buffer in &mut self.buffers {
+        for (index, buffer) in self.buffers.iter_mut().enumerate() {
+            buffer.fault = unknown
+                .filter(|&unknown| unknown <= index)
+                .map(|unknown| if unknown == index { NO_LENGTH } else { NO_PLACE });
             if buffer.name.is_empty() {
                 buffer.name = buffer.file_path.clone().unwrap_or_default();
             }
@@ -367,6 +413,7 @@ impl SegmentDesc {
             // Too long ones are found to exceed the address space.
             next = next.saturating_add(buffer.length);
         }
+        Ok(())
     }
 
     /// What does not hold together, if anything, but for its buffers.
@@ -378,11 +425,10 @@ impl SegmentDesc {
             return Some("it names no protocol".to_owned());
         }
         if self.devices.len() > MAX_DEVICES {
-            return Some(format!("{} devices, more than {MAX_DEVICES}", self.devices.len()));
+            return Some(format!("it has more than {MAX_DEVICES} devices"));
         }
         if self.control_addresses.len() > MAX_DEVICES {
-            let count = self.control_addresses.len();
-            return Some(format!("{count} addresses where it answers, more than {MAX_DEVICES}"));
+            return Some(format!("it has more than {MAX_DEVICES} addresses where it answers"));
         }
         if let Some(index) = self.devices.iter().position(|device| device.name.is_empty()) {
             return Some(format!("device {index} has no name"));
@@ -401,6 +447,32 @@ impl SegmentDesc {
         }
         None
     }
+}
+
+/// What a descriptor lists as its buffers.
+#[derive(Deserialize)]
+struct Listed<T> {
+    buffers: T,
+}
+
+/// The first buffer of which a text says no length.
+fn first_without_length(text: &[u8]) -> Result<Option<usize>, serde_json::Error> {
+    #[derive(Deserialize)]
+    struct Length {
+        length: Option<IgnoredAny>,
+    }
+
+    type Lengths = AtMost<Length, BUFFERS_READ>;
+    let AtMost(lengths) = serde_json::from_slice::<Listed<Lengths>>(text)?.buffers;
+    Ok(lengths.iter().position(|it| it.length.is_none()))
+}
+
+/// Reads a matrix as long as one that makes sense.
+fn priorities<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PriorityMatrix, D::Error> {
+    type Names = AtMost<String, MAX_DEVICES>;
+    let read = limits::map::<_, (Names, Names), MAX_LOCATIONS>(deserializer)?;
+    let names = |(preferred, others): (Names, Names)| (preferred.0, others.0);
+    Ok(read.into_iter().map(|(location, it)| (location, names(it))).collect())
 }
 
 /// The protocols of a buffer, if it says them.
@@ -495,7 +567,7 @@ mod tests {
         assert_eq!(SegmentDesc::from_json(absent.as_bytes()).unwrap().control_addresses, []);
         descriptor.control_addresses = vec![descriptor.control_addresses[0]; MAX_DEVICES + 1];
         let error = SegmentDesc::from_json(&descriptor.to_json()).unwrap_err().to_string();
-        assert!(error.contains("257 addresses where it answers"), "{error}");
+        assert!(error.contains("more than 256 addresses where it answers"), "{error}");
     }
 
     #[test]
@@ -588,6 +660,36 @@ mod tests {
         }
     }
 
+    /// Who goes by offsets in the segment would get another file than the one that its process means.
+    #[test]
+    fn after_a_file_without_a_length_no_offset_is_known() {
+        let said = |lengths: &[Option<u64>]| {
+            let length = |it: &Option<u64>| it.map(|it| format!(r#""length":{it},"#));
+            let file = |it: &Option<u64>| {
+                format!(r#"{{{}"file_path":"/f"}}"#, length(it).unwrap_or_default())
+            };
+            let files: Vec<_> = lengths.iter().map(file).collect();
+            let files = files.join(",");
+            let text = format!(r#"{{"name":"a","protocol":"nvmeof","buffers":[{files}]}}"#);
+            SegmentDesc::from_json(text.as_bytes()).unwrap()
+        };
+        let descriptor = said(&[Some(100), None, Some(10), None]);
+        let faults: Vec<_> = descriptor.buffers.iter().map(|it| it.fault).collect();
+        assert_eq!(faults, [None, Some(NO_LENGTH), Some(NO_PLACE), Some(NO_PLACE)]);
+        assert_eq!(descriptor.buffer_with(0, 100), Some(&descriptor.buffers[0]));
+        assert_eq!(descriptor.unusable_at(99), None);
+        for offset in [100, 105, 1 << 40] {
+            assert_eq!(descriptor.buffer_with(offset, 1), None);
+            let told = descriptor.unusable_at(offset).unwrap();
+            assert!(told.starts_with("buffer 1 (") && told.ends_with(NO_LENGTH), "{told}");
+        }
+        // One that says that it is empty is bad, too, and moves none of the others.
+        let descriptor = said(&[Some(100), Some(0), Some(10)]);
+        let faults: Vec<_> = descriptor.buffers.iter().map(|it| it.fault).collect();
+        assert_eq!(faults, [None, Some("is empty"), None]);
+        assert_eq!(descriptor.buffer_with(105, 1), Some(&descriptor.buffers[2]));
+    }
+
     #[test]
     fn a_descriptor_of_another_protocol_with_unknown_keys() {
         // As the Mooncake wheel 0.3.13.post1 writes it.
@@ -624,7 +726,7 @@ mod tests {
             ),
             (
                 |d| d.devices = vec![d.devices[0].clone(); MAX_DEVICES + 1],
-                "257 devices, more than 256",
+                "it has more than 256 devices",
             ),
         ];
         for (change, what) in cases {

@@ -512,7 +512,7 @@ impl Inner {
 mod tests {
     use std::num::NonZeroU64;
 
-    use millstream_metadata::WholeDesc;
+    use millstream_metadata::{CallError, CallErrorKind, StoreError, WholeDesc};
 
     use super::*;
 
@@ -563,6 +563,45 @@ mod tests {
                 }
             }
         });
+    }
+
+    /// How long a question takes: so long the next one would not be asked after silence.
+    const SLOW: Duration = Duration::from_millis(200);
+
+    /// What a submission hears whose question nobody has answered in time, or else one that was refused.
+    fn unanswered(silent: bool) -> Result<(), SegmentError> {
+        let kind = match silent {
+            true => CallErrorKind::NoReply { waited: Duration::from_secs(1) },
+            false => CallErrorKind::Closed,
+        };
+        let error = StoreError::Call(CallError { peer: "a:1".parse().unwrap(), kind });
+        Err(SegmentError::Store { name: "a:1".to_owned(), error })
+    }
+
+    #[test]
+    fn an_answer_that_came_while_it_was_asked_in_vain_is_not_forgotten() {
+        let open = OpenSegment::new(SegmentId(1), "a:1", SegmentDesc::default());
+        let asked = open.ask(|| {
+            std::thread::sleep(SLOW);
+            // Somebody else.
+            open.answered();
+            unanswered(true)
+        });
+        assert!(matches!(asked, Err(SegmentError::Store { .. })), "{asked:?}");
+        let asked = open.ask(|| Ok(()));
+        assert!(asked.is_ok(), "{asked:?}");
+    }
+
+    #[test]
+    fn a_slow_refusal_is_not_silence() {
+        let open = OpenSegment::new(SegmentId(1), "a:1", SegmentDesc::default());
+        let refused = open.ask(|| {
+            std::thread::sleep(SLOW);
+            unanswered(false)
+        });
+        assert!(matches!(refused, Err(SegmentError::Store { .. })));
+        let asked = open.ask(|| Ok(()));
+        assert!(asked.is_ok(), "{asked:?}");
     }
 
     #[test]

@@ -4,6 +4,8 @@
 //! requests of limited length. A group counts when all its parts have ended.
 
 mod overdue;
+#[cfg(test)]
+mod tests;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -86,7 +88,7 @@ pub(super) struct Part {
     pub(super) offset: u64,
     pub(super) length: u32,
     begun: Instant,
-    /// Connections that were lost under it.
+    /// Connections that were lost after it had begun over them.
     attempts: u32,
     /// Somebody is at its local memory.
     in_use: bool,
@@ -403,15 +405,17 @@ impl Flow {
     /// the file changes by them. What a target has of a WRITE may be written at any time, also after one that was sent later.
     pub(super) fn take_all_but_reads(&mut self) -> Rest {
         let mut lost = Vec::new();
+        for (slot, part) in self.parts.slots.iter_mut().enumerate() {
+            // What waits still has had nothing to do with that connection.
+            if let Some(part) = part.as_mut().filter(|_| !self.again.contains(&slot)) {
+                part.attempts += 1;
+            }
+        }
         for index in 0..self.groups.slots.len() {
             let Some(group) = self.groups.at(index) else { continue };
-            let mut fails = group.opcode == Opcode::Write;
             let own = |part: &&mut Part| part.group == index && !part.given_up;
-            for part in self.parts.slots.iter_mut().flatten().filter(own) {
-                part.attempts += 1;
-                fails |= part.attempts > MAX_ATTEMPTS;
-            }
-            if !fails {
+            let mut parts = self.parts.slots.iter_mut().flatten().filter(own);
+            if group.opcode == Opcode::Read && parts.all(|part| part.attempts <= MAX_ATTEMPTS) {
                 continue;
             }
             let parts = self.parts.slots.iter_mut().flatten().filter(own);

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 use std::{io, mem};
 
-use millstream_metadata::{Gate, HostPort, Resolver};
+use millstream_metadata::HostPort;
 use millstream_net::ends_between_forks;
 use millstream_net::stream::Readiness;
 
@@ -33,10 +33,9 @@ const STAGE: usize = 64 << 10;
 /// How often a target may close connections one after the other without an answer, though properly.
 const MAX_CLOSINGS: u32 = 8;
 
-/// How long a target is waited for.
+/// How long a target is waited for that has accepted a connection ([`Place`] has how long for that).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Patience {
-    pub(super) connect: Duration,
     pub(super) silence: Duration,
     /// For a device.
     pub(super) io: Duration,
@@ -71,17 +70,7 @@ struct Own {
 }
 
 impl Link {
-    /// `gate`: what this engine asks of callers, which is what it shows and asks of who it calls.
-    pub(super) fn new(
-        host: &str,
-        port: u16,
-        gate: Option<&Gate>,
-        patience: Patience,
-        resolver: Resolver,
-    ) -> Self {
-        let (token, tls) = (gate.and_then(Gate::token), gate.and_then(Gate::tls).cloned());
-        let (host, connect) = (host.to_owned(), patience.connect);
-        let place = Place { host, port, token, tls, patience: connect, resolver };
+    pub(super) fn new(place: Place, patience: Patience) -> Self {
         Self { shared: Arc::new(Shared { place, patience, queue: Queue::default() }) }
     }
 
@@ -444,7 +433,7 @@ mod tests {
     use std::sync::Mutex;
     use std::sync::mpsc::{Receiver, Sender, channel};
 
-    use millstream_metadata::SegmentDesc;
+    use millstream_metadata::{Resolver, SegmentDesc};
 
     use super::*;
     use crate::batch::Batch;
@@ -470,8 +459,9 @@ mod tests {
     }
 
     fn link(connect: Duration, resolver: Resolver) -> Link {
-        let patience = Patience { connect, silence: LONG, io: LONG };
-        Link::new("some.host", 7, None, patience, resolver)
+        let host = "some.host".to_owned();
+        let place = Place { host, port: 7, token: None, tls: None, patience: connect, resolver };
+        Link::new(place, Patience { silence: LONG, io: LONG })
     }
 
     fn segment() -> Arc<OpenSegment> {

@@ -33,6 +33,7 @@ use millstream_metadata::{
 };
 use millstream_net::file_io::FileEngine;
 
+use self::connecting::Place;
 use self::disk::{Disk, OpenFile};
 use self::flow::Entry;
 use self::initiator::{Link, Patience};
@@ -308,15 +309,18 @@ impl NvmeofTransport {
         if let Some(link) = links.get(&place).and_then(Weak::upgrade) {
             return Some(link);
         }
-        let NvmeofConfig { connect_timeout: connect, silence, io_timeout: io, .. } = self.config;
-        let patience = Patience { connect, silence, io };
-        let link = Arc::new(Link::new(
-            &place.0,
-            place.1,
-            self.gate.as_ref(),
-            patience,
-            Resolver::system(),
-        ));
+        let NvmeofConfig { connect_timeout, silence, io_timeout: io, .. } = self.config;
+        // What this engine asks of callers it shows and asks of who it calls, too.
+        let gate = self.gate.as_ref();
+        let target = Place {
+            host: place.0.clone(),
+            port: place.1,
+            token: gate.and_then(Gate::token),
+            tls: gate.and_then(Gate::tls).cloned(),
+            patience: connect_timeout,
+            resolver: Resolver::system(),
+        };
+        let link = Arc::new(Link::new(target, Patience { silence, io }));
         links.insert(place, Arc::downgrade(&link));
         Some(link)
     }
