@@ -1,19 +1,17 @@
 """Segments that are files, which the command offers."""
 
-import json
 import os
 import pathlib
-import subprocess
 import tempfile
 import unittest
 
 import millstream
+import nodes
 
-COMMAND = os.environ.get("MILLSTREAM_TEST_COMMAND")
 LENGTH = 200_000
 
 
-@unittest.skipUnless(COMMAND, "MILLSTREAM_TEST_COMMAND offers files")
+@unittest.skipUnless(nodes.COMMAND, "MILLSTREAM_TEST_COMMAND offers files")
 class Files(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -23,15 +21,8 @@ class Files(unittest.TestCase):
         self.path.write_bytes(bytes([1]) * LENGTH)
 
     def node(self, *words):
-        """The name of the segment of what a process of the command offers, and that process."""
-        words = [COMMAND, "node", "--protocol", "nvmeof", "--buffer", "1", "--offer-file", str(self.path), *words]
-        process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
-        self.addCleanup(process.wait)
-        self.addCleanup(process.kill)
-        self.addCleanup(process.stdout.close)
-        line = process.stdout.readline()
-        self.assertTrue(line.startswith("ready "), line)
-        return json.loads(line.removeprefix("ready "))
+        """What a process of the command says that offers the file."""
+        return nodes.node(self, "--protocol", "nvmeof", "--buffer", "1", "--offer-file", str(self.path), *words)
 
     def engine(self, *transports, **settings):
         settings = {f"nvmeof.{key}": value for key, value in settings.items()}
