@@ -80,6 +80,35 @@ int millstream_submit(transfer_engine_t engine, batch_id_t batch_id, const struc
 #define MILLSTREAM_UNKNOWN_INTENT 1016        /* no rule of the policy file is for such an intent */
 #define MILLSTREAM_NOT_DURABLE 1017           /* `durable`, and not by the transport that leads there: no file */
 
+/* Where a server has a file that is offered here. */
+typedef struct millstream_local_path {
+    const char *server; /* its name: one word, that of its setting nvmeof.server_name */
+    const char *path;   /* begins with / */
+} millstream_local_path_t;
+
+/* How a file is offered. All zero but for `size`: the whole of it, for reading, by its name on disk. */
+typedef struct millstream_file_options {
+    size_t size;      /* sizeof(struct millstream_file_options) */
+    const char *name; /* what it is called in the segment's name: one line without slashes; NULL: as on disk */
+    uint64_t length;  /* so many bytes, from its start; 0: all. A shorter file that is writable becomes so long */
+    const millstream_local_path_t *local_paths; /* servers that may open it themselves (their setting */
+    size_t local_path_count;                    /* nvmeof.mapped_folders), each once, and how many there are */
+    int writable;     /* 1: it may be written, too; 0: no */
+} millstream_file_options_t;
+
+/*
+ * Offers a file or a block device to peers, as a segment of its own, and writes the segment's name, by which they open
+ * it, with a zero behind it. Offsets in the file take the place of addresses there. Whoever can open the segment can read
+ * the file, and write it if it is offered so. The engine has the transport "nvmeof". 0, or the negative of a code, and
+ * nothing is offered: 1 (also where the file cannot be opened, or the name does not fit), 7 (one of that name is offered),
+ * 202 (no transport nvmeof)... `options` may be NULL.
+ */
+int millstream_register_file(transfer_engine_t engine, const char *path, const struct millstream_file_options *options,
+                             char *segment_out, size_t segment_len);
+
+/* Takes back the file that is this segment. Returns once nobody reads or writes it any more. */
+int millstream_unregister_file(transfer_engine_t engine, const char *segment_name);
+
 #ifdef __cplusplus
 }
 #endif

@@ -52,6 +52,20 @@ fn writes_to_files_are_durable_where_that_is_asked_for_and_memory_is_refused() {
     assert_eq!(fs::read(file).unwrap(), [7; 4096]);
 }
 
+/// It is another file where it is mapped, so that bytes say which one was read.
+#[test]
+fn files_are_offered_mapped_and_taken_back() {
+    let folder = fs::canonicalize(folder("files")).unwrap();
+    let (offered, mapped) = (folder.join("offered"), folder.join("mapped"));
+    fs::write(&offered, [1; 65536]).unwrap();
+    fs::write(&mapped, [2; 65536]).unwrap();
+    compile("files").run(&[folder.to_str().unwrap()]);
+    let mut expected = [1; 65536];
+    expected[100..5100].fill(7);
+    assert!(fs::read(&offered).unwrap() == expected);
+    assert!(fs::read(&mapped).unwrap() == [2; 65536]);
+}
+
 #[test]
 fn many_threads_use_an_engine_and_it_is_destroyed_amid_their_calls() {
     let program = compile("threads");

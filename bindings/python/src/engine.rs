@@ -1,9 +1,12 @@
 //! The engine of Python.
 
+use std::collections::BTreeMap;
 use std::mem::ManuallyDrop;
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::sync::Arc;
 
+use millstream_metadata::FileName;
 use millstream_transfer::{
     InstallError, Notification, Opcode, RdmaConfig, Settings, Sources, TransferEngine,
 };
@@ -12,6 +15,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::failure::{CONTEXT, Failure};
+use crate::files::{self, OnDemand};
 use crate::memory;
 use crate::region::{Owner, Region};
 use crate::segment::Segment;
@@ -22,6 +26,7 @@ use crate::transfer::{self, Batch, Terms, Transfer};
 #[pyclass(frozen, module = "millstream", name = "Engine")]
 pub(crate) struct Engine {
     shared: Arc<Shared>,
+    nvmeof: OnDemand,
     name: String,
     address: SocketAddr,
 }
@@ -88,7 +93,7 @@ impl Engine {
             sources.arguments.push(format!("{}={}", key.str()?, value.str()?));
         }
         let transports = transports.unwrap_or_else(|| vec!["auto".to_owned()]);
-        let engine = py.detach(|| -> Result<_, Failure> {
+        let (engine, nvmeof) = py.detach(|| -> Result<_, Failure> {
             let settings = Settings::load(&sources)?;
             let mut config = settings.engine(listen.ip());
             if listen.port() != 0 {
@@ -103,10 +108,11 @@ impl Engine {
             if let Some(relay) = settings.relay() {
                 engine.install_relay(&relay)?;
             }
-            Ok(engine)
+            let is_auto = transports.iter().any(|name| name == "auto");
+            Ok((engine, OnDemand::new(is_auto.then(|| settings.nvmeof()))))
         })?;
         let (name, address) = (engine.name().to_owned(), engine.listening_at());
-        Ok(Self { shared: Arc::new(Shared::new(engine)), name, address })
+        Ok(Self { shared: Arc::new(Shared::new(engine)), nvmeof, name, address })
     }
 
     /// The name of its segment, by which peers open it.
@@ -191,11 +197,48 @@ impl Engine {
         Ok(Region::new(Arc::clone(&self.shared), address, length as u64, owner))
     }
 
+    /// Offers a file or a block device as a segment of its own; the segment's name.
+    #[pyo3(signature = (path, *, name = None, length = None, writable = false, local_path_map = None))]
+    fn register_file(
+        &self,
+        py: Python<'_>,
+        path: PathBuf,
+        name: Option<String>,
+        length: Option<u64>,
+        writable: bool,
+        local_path_map: Option<BTreeMap<String, PathBuf>>,
+    ) -> PyResult<String> {
+        let engine = self.shared.engine()?;
+        let options = files::options(name, length, writable, local_path_map.unwrap_or_default())?;
+        let offer = || {
+            self.nvmeof.install(&engine)?;
+            engine.register_file(&path, options).map_err(Failure::from)
+        };
+        Ok(py.detach(offer)?)
+    }
+
+    /// Takes a file back.
+    fn unregister_file(&self, py: Python<'_>, name: &str) -> PyResult<()> {
+        let engine = self.shared.engine()?;
+        Ok(py.detach(|| engine.unregister_file(name)).map_err(Failure::from)?)
+    }
+
+    /// The names of the segments that are its files.
+    #[getter]
+    fn files(&self) -> PyResult<Vec<String>> {
+        Ok(self.shared.engine()?.files())
+    }
+
     /// Opens the segment of this name.
     fn open(&self, py: Python<'_>, name: &str) -> PyResult<Segment> {
         let engine = self.shared.engine()?;
-        let opened = py.detach(|| engine.open_segment(name)).map_err(Failure::from)?;
-        Ok(Segment::new(Arc::clone(&self.shared), opened))
+        let open = || {
+            if name.starts_with(FileName::PREFIX) {
+                self.nvmeof.install(&engine)?;
+            }
+            engine.open_segment(name).map_err(Failure::from)
+        };
+        Ok(Segment::new(Arc::clone(&self.shared), py.detach(open)?))
     }
 
     /// Begins a WRITE: bytes from here to the segment.

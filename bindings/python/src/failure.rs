@@ -1,8 +1,8 @@
 //! Exceptions: what went wrong, its code, whom and which bytes it is about, and what to do.
 
 use millstream_transfer::{
-    BatchError, BufferError, FailureReason, InstallError, NewError, NotifyError, RegisterError,
-    SegmentError, SettingsError, SubmitError, SubmitNewError, TransferError,
+    BatchError, BufferError, FailureReason, FileError, InstallError, NewError, NotifyError,
+    RegisterError, SegmentError, SettingsError, SubmitError, SubmitNewError, TransferError,
 };
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -139,6 +139,26 @@ impl From<RegisterError> for Failure {
             RegisterError::Empty => failure.remedy("register a byte at least"),
             RegisterError::ShutDown => Self::closed(),
             _ => failure,
+        }
+    }
+}
+
+impl From<FileError> for Failure {
+    fn from(error: FileError) -> Self {
+        let failure = Self::new("RegisterError", error.code(), error.to_string());
+        match error {
+            FileError::NotInstalled => {
+                failure.remedy("make the engine with the transport \"nvmeof\", or with \"auto\"")
+            }
+            FileError::Name(_) => failure.remedy("call it by one line without slashes: name=..."),
+            FileError::Twice(_) => failure.remedy("say name=..., or unregister that one first"),
+            FileError::Open { .. } => {
+                failure.remedy("name a file or a block device that this process may open so")
+            }
+            FileError::Unknown(_) => failure.remedy("name one of Engine.files"),
+            FileError::TooMany { .. } => failure.remedy("unregister others first"),
+            FileError::Publish(_) => failure.remedy("look whether the metadata server is there"),
+            FileError::ShutDown => Self::closed(),
         }
     }
 }

@@ -8,6 +8,7 @@
 
 mod engine;
 mod failure;
+mod files;
 mod memory;
 mod mooncake;
 mod numbers;

@@ -53,15 +53,18 @@ class Documentation(unittest.TestCase):
         self.assertEqual(first, "-1 True True")
         self.assertIn("Segment.buffers", remedy)
 
+    def test_files(self):
+        self.assertEqual(self.run_program("files.py"), "weights 8192 b'\\x00\\x00\\x01\\x01'\n")
+
     def test_terms(self):
         self.assertEqual(self.run_program("terms.py"), "over_limit\n")
 
     def test_every_program_is_tested(self):
-        self.assertEqual(set(programs()), {"target.py", "initiator.py", "batch.py", "error.py", "terms.py"})
+        self.assertEqual(set(programs()), {"target.py", "initiator.py", "batch.py", "error.py", "files.py", "terms.py"})
 
     def test_tests_that_it_names_are_there(self):
         root = DOCUMENT.parents[1]
-        tests = [f"bindings/python/tests/test_{name}.py" for name in ("documentation", "engine", "secured")]
+        tests = [f"bindings/python/tests/test_{name}.py" for name in ("documentation", "engine", "files", "secured")]
         tests.append("bindings/mooncake/tests/test_mooncake.py")
         classes = [node for file in tests for node in ast.parse((root / file).read_text()).body]
         there = {

@@ -402,6 +402,9 @@ class Failing(Pair):
         self.assertTrue(self.here.closed)
         calls = [
             lambda: self.here.register(bytearray(1)),
+            lambda: self.here.register_file("/dev/null"),
+            lambda: self.here.unregister_file("nvmeof/127.0.0.1:1/a"),
+            lambda: self.here.files,
             lambda: self.here.open(self.there.name),
             lambda: self.here.write(self.segment, self.region, self.target),
             lambda: batch.submit(),

@@ -1,6 +1,5 @@
 """Engines with a token and certificates: towards an engine of the command, and why it does not work otherwise."""
 
-import json
 import os
 import pathlib
 import shutil
@@ -9,17 +8,17 @@ import tempfile
 import unittest
 
 import millstream
+import nodes
 
 HOST = "127.0.0.1"
 TOKEN = "the token of this cluster"
-COMMAND = os.environ.get("MILLSTREAM_TEST_COMMAND")
 
 
 def openssl(*words):
     subprocess.run(["openssl", *words], check=True, capture_output=True)
 
 
-@unittest.skipUnless(COMMAND and shutil.which("openssl"), "MILLSTREAM_TEST_COMMAND and openssl make peers and certificates")
+@unittest.skipUnless(nodes.COMMAND and shutil.which("openssl"), "MILLSTREAM_TEST_COMMAND and openssl make peers and certificates")
 class Secured(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -54,14 +53,7 @@ class Secured(unittest.TestCase):
     def node(self, settings):
         """The name of the segment of an engine of the command."""
         words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-        words = [COMMAND, "node", "--bind", HOST, "--protocol", "tcp", "--buffer", "64KiB", *words]
-        process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
-        self.addCleanup(process.wait)
-        self.addCleanup(process.kill)
-        self.addCleanup(process.stdout.close)
-        line = process.stdout.readline()
-        self.assertTrue(line.startswith("ready "), line)
-        return json.loads(line.removeprefix("ready "))["segment"]
+        return nodes.node(self, "--bind", HOST, "--protocol", "tcp", "--buffer", "64KiB", *words)["segment"]
 
     def engine(self, settings):
         engine = millstream.Engine(HOST, transports=["tcp"], settings=settings)

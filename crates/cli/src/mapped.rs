@@ -1,16 +1,14 @@
 //! `--map-file`: where other servers have the files that a node offers.
 
-use std::collections::BTreeMap;
 use std::path::Path;
+
+use millstream_transfer::FileOptions;
 
 use crate::failure::usage;
 
-/// Of each of the files that are offered, its paths by the names of servers.
-pub(crate) fn maps(
-    arguments: &[String],
-    offered: &[&Path],
-) -> anyhow::Result<Vec<BTreeMap<String, String>>> {
-    let mut maps = vec![BTreeMap::new(); offered.len()];
+/// How each of the files is offered: with its paths by the names of servers.
+pub(crate) fn maps(arguments: &[String], offered: &[&Path]) -> anyhow::Result<Vec<FileOptions>> {
+    let mut maps = vec![FileOptions::default(); offered.len()];
     for text in arguments {
         let refuse = |why: &str| usage(format!("--map-file {text:?}: {why}"));
         // A path may have an @ and a = itself: which one it is, the files that are offered say.
@@ -22,15 +20,7 @@ pub(crate) fn maps(
             refuse("it begins with no path of --offer-file, as given there, and @")
         })?;
         let (server, local) = place.split_once('=').ok_or_else(|| refuse("it has no ="))?;
-        if server.is_empty() || server.contains(|c: char| c.is_whitespace() || c.is_control()) {
-            return Err(refuse("a server's name is one word"));
-        }
-        if !Path::new(local).is_absolute() {
-            return Err(refuse("the path at the server begins with /"));
-        }
-        if maps[index].insert(server.to_owned(), local.to_owned()).is_some() {
-            return Err(refuse("that server has the file already"));
-        }
+        maps[index].map(server, local).map_err(|error| refuse(&error.to_string()))?;
     }
     Ok(maps)
 }
@@ -46,7 +36,8 @@ mod tests {
         let maps = maps(&arguments.map(str::to_owned), &offered).unwrap();
         let expected: [&[(&str, &str)]; 3] =
             [&[("here:1", "/x=y@z"), ("there", "/x")], &[("there", "/y")], &[("there", "/z")]];
-        for (map, expected) in maps.iter().zip(expected) {
+        for (options, expected) in maps.iter().zip(expected) {
+            let map = &options.local_path_map;
             let map: Vec<_> = map.iter().map(|(a, b)| (a.as_str(), b.as_str())).collect();
             assert_eq!(map, expected);
         }

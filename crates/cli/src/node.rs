@@ -151,8 +151,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
             .with_context(|| format!("cannot load {path}"))?;
     }
     for (path, writable) in files {
-        let local_path_map = maps.next().unwrap_or_default();
-        let options = FileOptions { writable, local_path_map, ..FileOptions::default() };
+        let options = FileOptions { writable, ..maps.next().unwrap_or_default() };
         engine.register_file(path, options)?;
     }
     let listen = status_pages::place(arguments.http, settings);

@@ -45,6 +45,7 @@ mod engine;
 mod error;
 mod fail_over;
 mod failure_reason;
+mod file_map;
 mod finished;
 mod gate;
 mod gpu;
@@ -88,6 +89,7 @@ pub use error::{
     SegmentError, SubmitAndWaitError, SubmitError, SubmitNewError, TransferError,
 };
 pub use failure_reason::FailureReason;
+pub use file_map::MapError;
 pub use finished::Finished;
 pub use metrics::{
     DeviceMetrics, Histogram, Metric, MetricKind, Metrics, RailMetrics, RailStatus, RequestCounts,

@@ -4,7 +4,8 @@ use std::ffi::{c_char, c_int, c_void};
 use std::time::{Duration, Instant};
 
 use millstream_transfer::{
-    Notification, Opcode, PriorityLevel, SegmentId, SubmitOptions, TransferRequest, TransferStatus,
+    FileOptions, Notification, Opcode, PriorityLevel, SegmentId, SubmitOptions, TransferRequest,
+    TransferStatus,
 };
 
 use crate::boundary::{self, Failure};
@@ -114,6 +115,72 @@ impl RawOptions {
             intent: intent.map(str::to_owned),
             durable: durable == 1,
         })
+    }
+}
+
+/// `struct millstream_local_path`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct RawLocalPath {
+    server: *const c_char,
+    path: *const c_char,
+}
+
+/// `struct millstream_file_options`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct RawFileOptions {
+    size: usize,
+    name: *const c_char,
+    length: u64,
+    local_paths: *const RawLocalPath,
+    local_path_count: usize,
+    writable: c_int,
+}
+
+impl RawFileOptions {
+    /// What it says.
+    ///
+    /// # Safety
+    ///
+    /// It has as many local paths as it says. Its texts and theirs are null or end with a zero, and nobody changes them
+    /// during the call.
+    pub(super) unsafe fn checked(&self) -> Result<FileOptions, Failure> {
+        let Self { size, name, length, local_paths, local_path_count, writable } = *self;
+        if size != size_of::<Self>() || !(0..=1).contains(&writable) {
+            let text = format!(
+                "options: size is {size} and writable {writable}, not {} and 0 or 1: is it all of \
+                 struct millstream_file_options, with zeros?",
+                size_of::<Self>()
+            );
+            return Err(Failure::invalid(text));
+        }
+        // SAFETY: the caller promises it of both.
+        let (name, places) = unsafe {
+            (
+                boundary::optional("options: name", name)?,
+                boundary::array("options: local_paths", local_paths, local_path_count)?,
+            )
+        };
+        let mut options = FileOptions {
+            name: name.map(str::to_owned),
+            length: (length > 0).then_some(length),
+            writable: writable == 1,
+            ..FileOptions::default()
+        };
+        for (index, place) in places.iter().enumerate() {
+            let what = format!("options: local_paths[{index}]");
+            // SAFETY: the caller promises it of both.
+            let (server, path) = unsafe {
+                (
+                    boundary::text(&format!("{what}: server"), place.server)?,
+                    boundary::text(&format!("{what}: path"), place.path)?,
+                )
+            };
+            let mapped = options.map(server, path);
+            mapped.map_err(|error| Failure::invalid(format!("{what}: {error}")))?;
+        }
+        Ok(options)
     }
 }
 

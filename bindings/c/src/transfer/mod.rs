@@ -3,6 +3,7 @@
 mod batch;
 mod borrowed;
 mod engine;
+mod files;
 mod install;
 mod layout;
 mod lifetime;

@@ -42,6 +42,8 @@ static void no_engine(transfer_engine_t engine)
     CHECK(showLinks(engine, text, sizeof text, 1) == -1);
     CHECK(millstream_wait_batch(engine, 1, 0) == -1);
     CHECK(millstream_cancel_task(engine, 1, 0) == -1);
+    CHECK(millstream_register_file(engine, "/dev/null", NULL, text, sizeof text) == -1);
+    CHECK(millstream_unregister_file(engine, "nvmeof/127.0.0.1:1/a") == -1);
     CHECK(*millstream_last_error());
     enableGracefulShutdown(engine);
     destroyTransferEngine(engine);
@@ -115,6 +117,59 @@ static void registrations(transfer_engine_t engine)
     CHECK(unregisterLocalMemoryBatch(engine, NULL, 2) == -1);
     CHECK(unregisterLocalMemoryBatch(engine, addresses, 3) == -3);
     CHECK(unregisterLocalMemory(engine, memory + 100) == -3); /* as many as can be */
+}
+
+/* Of an engine without files, and of one that could have them. */
+static void files(transfer_engine_t without)
+{
+    char name[64];
+    CHECK(millstream_register_file(without, "/dev/null", NULL, name, sizeof name) == -202);
+    CHECK(strstr(millstream_last_error(), "nvmeof"));
+    CHECK(millstream_unregister_file(without, "nvmeof/127.0.0.1:1/a") == -202);
+    transfer_engine_t engine = new_engine("nvmeof");
+    struct millstream_local_path places[2] = {{"a", "/x"}, {"b", "/x"}};
+    const struct millstream_file_options good = {.size = sizeof good, .local_paths = places, .local_path_count = 2};
+    struct millstream_file_options options = good;
+    CHECK(millstream_register_file(engine, NULL, &good, name, sizeof name) == -1);
+    CHECK(millstream_register_file(engine, "\xff", &good, name, sizeof name) == -1);
+    CHECK(millstream_register_file(engine, "/dev/null", &good, NULL, 64) == -1);
+    CHECK(strstr(millstream_last_error(), "segment_out"));
+    CHECK(millstream_register_file(engine, "/", NULL, name, sizeof name) == -1);
+    options.size = 0;
+    CHECK(millstream_register_file(engine, "/dev/null", &options, name, sizeof name) == -1);
+    CHECK(strstr(millstream_last_error(), "size is 0"));
+    options = good;
+    options.writable = 2;
+    CHECK(millstream_register_file(engine, "/dev/null", &options, name, sizeof name) == -1);
+    options = good;
+    options.name = "a/b";
+    CHECK(millstream_register_file(engine, "/dev/null", &options, name, sizeof name) == -1);
+    CHECK(strstr(millstream_last_error(), "no name of a file"));
+    options = good;
+    options.local_paths = NULL;
+    CHECK(millstream_register_file(engine, "/dev/null", &options, name, sizeof name) == -1);
+    CHECK(strstr(millstream_last_error(), "local_paths is null"));
+    options = good;
+    options.local_path_count = SIZE_MAX;
+    CHECK(millstream_register_file(engine, "/dev/null", &options, name, sizeof name) == -1);
+    const struct {
+        struct millstream_local_path place;
+        const char *reason;
+    } wrong[] = {
+        {{NULL, "/x"}, "local_paths[1]: server is null"},
+        {{"b", NULL}, "local_paths[1]: path is null"},
+        {{"", "/x"}, "local_paths[1]: a server's name is one word"},
+        {{"b", "x"}, "local_paths[1]: the path at the server begins with /"},
+        {{"a", "/y"}, "local_paths[1]: that server has the file already"},
+    };
+    for (size_t index = 0; index < sizeof wrong / sizeof *wrong; index++) {
+        places[1] = wrong[index].place;
+        CHECK(millstream_register_file(engine, "/dev/null", &good, name, sizeof name) == -1);
+        CHECK(strstr(millstream_last_error(), wrong[index].reason));
+    }
+    CHECK(millstream_unregister_file(engine, NULL) == -1);
+    CHECK(millstream_unregister_file(engine, "nvmeof/127.0.0.1:1/a") == -3);
+    destroyTransferEngine(engine);
 }
 
 static void batches(transfer_engine_t engine)
@@ -242,6 +297,7 @@ int main(void)
     transfer_engine_t engine = new_engine("tcp");
     transports_and_segments(engine);
     registrations(engine);
+    files(engine);
     batches(engine);
     messages(engine);
     reports(engine);

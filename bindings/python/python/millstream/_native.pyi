@@ -1,6 +1,7 @@
 """The native part. Import from ``millstream``."""
 
 from collections.abc import Generator, Iterable, Sequence
+from os import PathLike
 from types import TracebackType
 from typing import Any, Literal, NoReturn, final
 
@@ -203,8 +204,9 @@ class Engine:
 
         ``host`` is how peers reach it, if not by that address. ``metadata`` is the URI of a metadata server, by
         which it is found by its ``name``; without, its name is its host and port. ``transports`` are ``auto`` (all
-        that this machine has to memory), or of ``shm``, ``tcp``, ``rdma``, ``rdma:soft``, ``rdma:ibverbs``, ``local``, and
-        ``nvmeof``, by which segments that are files are reached.
+        that this machine has to memory, and ``nvmeof`` once a file is registered or opened), or of ``shm``, ``tcp``, ``rdma``,
+        ``rdma:soft``, ``rdma:ibverbs``, ``local``, and ``nvmeof``, by which files are offered, and segments that are
+        files are reached.
         ``bind`` are the addresses of RDMA devices. ``settings`` come before those of the environment and of files.
         """
     @property
@@ -220,7 +222,7 @@ class Engine:
     def closed(self) -> bool:
         """Whether it was closed."""
     def close(self) -> None:
-        """Ends it: what is under way fails, memory is unregistered and let go of."""
+        """Ends it: what is under way fails, memory and files are unregistered and let go of."""
     def __enter__(self) -> Engine: ...
     def __exit__(
         self,
@@ -240,6 +242,28 @@ class Engine:
         """Registers memory by its address. The caller sees to it that it stays there."""
     def allocate(self, length: int, *, location: str = "*", remote: bool = True) -> Region:
         """Allocates and registers memory, which other processes of this host can map."""
+    def register_file(
+        self,
+        path: str | PathLike[str],
+        *,
+        name: str | None = None,
+        length: int | None = None,
+        writable: bool = False,
+        local_path_map: dict[str, str | PathLike[str]] | None = None,
+    ) -> str:
+        """Offers a file or a block device, as a segment of its own; the segment's name, by which peers open it.
+
+        Offsets in the file take the place of addresses there. Whoever can open the segment can read the file, and write it if
+        it is ``writable``. It stays open until it is unregistered. ``name`` is what it is called in the segment's name:
+        as on disk, unless said. ``length`` is how much of it is offered: all; a regular file that is writable and
+        shorter becomes so long. ``local_path_map`` says at which paths other servers have it, by their names, which
+        open it there themselves if their settings ``nvmeof.mapped_folders`` let them.
+        """
+    def unregister_file(self, name: str) -> None:
+        """Takes back the file that is this segment, once nobody reads or writes it any more."""
+    @property
+    def files(self) -> list[str]:
+        """The names of the segments that are its files."""
     def open(self, name: str) -> Segment:
         """Opens the segment of this name."""
     def write(

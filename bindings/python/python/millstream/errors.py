@@ -63,7 +63,7 @@ class ForkError(Error):
 
 
 class RegisterError(Error):
-    """Memory was not registered, or not unregistered."""
+    """Memory or a file was not registered, or not unregistered."""
 
 
 class SegmentError(Error):
