@@ -331,6 +331,11 @@ impl Communicator {
         ended
     }
 
+    /// Whether it is aborted, and not all have heard of that.
+    pub(crate) fn is_ending(&self) -> bool {
+        self.abort.is_some() && !self.all_ended()
+    }
+
     pub(crate) fn aborted(&self) -> Option<Abort> {
         self.abort
     }

@@ -47,10 +47,13 @@ pub struct SwitchConfig {
     /// How often whoever is awaited and has nothing to acknowledge is asked whether it lives: hosts that owe data
     /// or have not called what others have, and switches.
     pub probe_interval: Duration,
+    /// How long a communicator that is aborted waits for its ports to hear of it. Those that have not acknowledged
+    /// that by then are closed, however much else they acknowledge.
+    pub abort_timeout: Duration,
 }
 
 impl SwitchConfig {
-    /// The defaults: 64 communicators, 1 GiB, children lost after 4.3 s of silence.
+    /// The defaults: 64 communicators, 1 GiB, children lost after 4.3 s of silence, and 4 s after an abort.
     pub const fn new(address: IpAddr, seed: u64) -> Self {
         Self {
             address,
@@ -62,6 +65,7 @@ impl SwitchConfig {
             timeout: 17,
             retry_count: 7,
             probe_interval: Duration::from_secs(1),
+            abort_timeout: Duration::from_secs(4),
         }
     }
 }
@@ -108,8 +112,8 @@ pub enum SwitchEvent {
         /// How.
         violation: Violation,
     },
-    /// Every child that can be reached has confirmed that it knows of the abort. What is left is
-    /// to destroy the communicator.
+    /// Every child that can be reached has confirmed that it knows of the abort, or has had
+    /// [`SwitchConfig::abort_timeout`] for it. What is left is to destroy the communicator.
     Aborted {
         /// The communicator.
         communicator: u64,
@@ -137,6 +141,8 @@ pub struct SwitchNode {
     events: VecDeque<SwitchEvent>,
     /// When ports that are silent are asked whether they live.
     probe_at: Option<Instant>,
+    /// Until when communicators that are aborted wait for their ports, by index, the first first.
+    ending: VecDeque<(Instant, u32)>,
     /// Kept for its allocation.
     completions: Vec<Completion>,
     random: u64,
@@ -161,6 +167,7 @@ impl SwitchNode {
             touched: Vec::new(),
             events: VecDeque::new(),
             probe_at: None,
+            ending: VecDeque::new(),
             completions: Vec::new(),
             // Another sequence than the one that the endpoint takes queue pair numbers from.
             random: config.seed ^ 0x6a09_e667_f3bc_c908,
@@ -388,7 +395,30 @@ impl SwitchNode {
         if let Some(communicator) = self.endpoint.memory_mut().get_mut(index)
             && let (id, Some(abort)) = (communicator.id, communicator.take_ended())
         {
+            self.ending.retain(|&(_, ending)| ending != index);
             self.events.push_back(SwitchEvent::Aborted { communicator: id, abort });
+        }
+    }
+
+    /// From now on a communicator, if it is aborted, has so long to end.
+    fn begin_end(&mut self, now: Instant, index: u32) {
+        let ends = self.endpoint.memory().get(index).is_some_and(Communicator::is_ending);
+        if ends && !self.ending.iter().any(|&(_, ending)| ending == index) {
+            self.ending.push_back((now + self.config.abort_timeout, index));
+        }
+    }
+
+    /// Closes the ports of communicators that have had their time to end.
+    fn end_overdue(&mut self, now: Instant) {
+        while let Some(&(_, index)) = self.ending.front().filter(|(until, _)| *until <= now) {
+            self.ending.pop_front();
+            let ports = self.endpoint.memory().get(index).map_or(0, Communicator::ports);
+            for port in 0..ports {
+                let memory = self.endpoint.memory();
+                if memory.get(index).is_some_and(|it| !it.has_ended(port)) {
+                    self.end(now, index, port);
+                }
+            }
         }
     }
 
@@ -417,6 +447,7 @@ impl SwitchNode {
         }
         while let Some(index) = self.endpoint.memory_mut().take_ready() {
             self.report(index);
+            self.begin_end(now, index);
             let ports = self.endpoint.memory().get(index).map_or(0, |c| c.ports());
             for port in 0..ports {
                 let memory = self.endpoint.memory_mut();
@@ -512,13 +543,15 @@ impl Node for SwitchNode {
         self.endpoint.handle_timeout(now);
         // Drivers call this in each round, with what has come in it not acted on yet.
         self.catch_up(now);
+        self.end_overdue(now);
         if self.probe_at.take_if(|at| *at <= now).is_some() && self.probe(now) {
             self.probe_at = Some(now + self.config.probe_interval);
         }
     }
 
     fn poll_timeout(&mut self) -> Option<Instant> {
-        self.endpoint.poll_timeout().into_iter().chain(self.probe_at).min()
+        let ending = self.ending.front().map(|&(until, _)| until);
+        self.endpoint.poll_timeout().into_iter().chain(self.probe_at).chain(ending).min()
     }
 
     fn poll_transmit(&mut self, now: Instant, transmit: &mut Transmit) -> bool {

@@ -325,6 +325,7 @@ impl SwitchNode {
     fn destroy(&mut self, id: u64) -> bool {
         let Some(index) = self.communicators.remove(&id) else { return false };
         self.uplinks.remove(&id);
+        self.ending.retain(|&(_, ending)| ending != index);
         self.edges.retain(|&qpn, &mut (other, _)| {
             if other == index {
                 self.endpoint.destroy_queue_pair(qpn);
