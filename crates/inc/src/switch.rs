@@ -18,11 +18,15 @@ use millstream_wire::{Mtu, Opcode, Operation, Qpn};
 use crate::abort::{Abort, Mismatch, Overdue, Violation};
 use crate::aggregator::Aggregator;
 use crate::answer::Answer;
-use crate::communicator::{Communicator, CommunicatorStatistics, Tag};
+use crate::communicator::{Communicator, CommunicatorStatistics, Progress, Tag};
 
 pub use create::{CreateError, Created, Edge, PreparedCommunicator, Uplink};
 pub use ports::{CommunicatorCounts, PortCounts};
 pub use serving::packets_too_long;
+
+/// How long a node waits for the others before it tells the one above what the first has called: ranks that call at
+/// nearly the same time cost no further message.
+const FIRST_CALL_PATIENCE: Duration = Duration::from_millis(10);
 
 /// What a switch is made with.
 #[derive(Clone, Debug)]
@@ -141,6 +145,8 @@ pub struct SwitchNode {
     events: VecDeque<SwitchEvent>,
     /// When ports that are silent are asked whether they live.
     probe_at: Option<Instant>,
+    /// When nodes above are told what has been called here.
+    tell_at: Option<Instant>,
     /// Until when communicators that are aborted wait for their ports, by index, the first first.
     ending: VecDeque<(Instant, u32)>,
     /// Kept for its allocation.
@@ -167,6 +173,7 @@ impl SwitchNode {
             touched: Vec::new(),
             events: VecDeque::new(),
             probe_at: None,
+            tell_at: None,
             ending: VecDeque::new(),
             completions: Vec::new(),
             // Another sequence than the one that the endpoint takes queue pair numbers from.
@@ -245,6 +252,10 @@ impl SwitchNode {
             (CompletionStatus::Flushed, _) => {}
             (CompletionStatus::Success, Tag::Receive { buffer }) => {
                 self.received(index, child, buffer, completion);
+                let memory = self.endpoint.memory();
+                if memory.get(index).is_some_and(Communicator::has_first_call_to_tell) {
+                    self.tell_at.get_or_insert(now + FIRST_CALL_PATIENCE);
+                }
             }
             // A SEND that is longer than any descriptor.
             (CompletionStatus::LocalLength, Tag::Receive { .. }) => {
@@ -300,6 +311,7 @@ impl SwitchNode {
                     Some(note @ Answer::Overdue(_)) => {
                         communicator.gave_up_below(child, buffer, note)
                     }
+                    Some(Answer::Called(rank)) => communicator.called_below(child, buffer, rank),
                     Some(_) => communicator.found(child, buffer),
                     None => Err(Violation::Immediate),
                 }
@@ -460,6 +472,16 @@ impl SwitchNode {
         }
     }
 
+    /// Has nodes above told what some have called here, and others not yet.
+    fn tell_first_calls(&mut self, now: Instant) {
+        let memory = self.endpoint.memory_mut();
+        for index in 0..self.queues.len() as u32 {
+            let progress = memory.get_mut(index).map(Communicator::tell_first_call);
+            memory.mark(index, progress.unwrap_or(Progress::None));
+        }
+        self.settle(now);
+    }
+
     /// Asks all ports from which something is awaited whether anybody is there. Whether there are any.
     fn probe(&mut self, now: Instant) -> bool {
         let mut waits = false;
@@ -544,6 +566,9 @@ impl Node for SwitchNode {
         // Drivers call this in each round, with what has come in it not acted on yet.
         self.catch_up(now);
         self.end_overdue(now);
+        if self.tell_at.take_if(|at| *at <= now).is_some() {
+            self.tell_first_calls(now);
+        }
         if self.probe_at.take_if(|at| *at <= now).is_some() && self.probe(now) {
             self.probe_at = Some(now + self.config.probe_interval);
         }
@@ -551,7 +576,8 @@ impl Node for SwitchNode {
 
     fn poll_timeout(&mut self) -> Option<Instant> {
         let ending = self.ending.front().map(|&(until, _)| until);
-        self.endpoint.poll_timeout().into_iter().chain(self.probe_at).chain(ending).min()
+        let own = [self.probe_at, self.tell_at, ending];
+        self.endpoint.poll_timeout().into_iter().chain(own.into_iter().flatten()).min()
     }
 
     fn poll_transmit(&mut self, now: Instant, transmit: &mut Transmit) -> bool {

@@ -7,6 +7,7 @@ use super::{Call, Communicator, Progress, Tag};
 use crate::Mode;
 use crate::abort::Violation;
 use crate::answer::Answer;
+use crate::descriptor::Descriptor;
 use crate::ranks::Ranks;
 use crate::slots::SlotError;
 
@@ -32,6 +33,8 @@ pub(crate) struct Child {
     pub(super) call: Call,
     /// How many descriptors it has sent.
     pub(super) announced: u64,
+    /// Of a switch in [`Communicator::heard`], a rank below it and what that has called.
+    pub(super) heard: (u32, Descriptor),
     /// The lowest number that its next collective can have.
     pub(super) next_sequence: u64,
     /// Where in the control messages the vector behind the latest is.
@@ -74,6 +77,7 @@ impl Child {
             qpn: Qpn::default(),
             call: Call::none(),
             announced: 0,
+            heard: (0, Call::none().descriptor),
             next_sequence: 0,
             small_at: 0,
             contributed: 0,

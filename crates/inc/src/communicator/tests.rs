@@ -1,6 +1,7 @@
 //! One node by itself: what comes on its ports, and what it posts on them.
 
 mod above;
+mod first_calls;
 mod overdue;
 
 use core::net::{IpAddr, Ipv4Addr};
