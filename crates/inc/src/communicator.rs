@@ -111,7 +111,7 @@ pub struct CommunicatorStatistics {
     pub segments: u64,
     /// Payload bytes taken into slots, from below.
     pub bytes: u64,
-    /// Payload bytes thrown away because the communicator is aborted.
+    /// Payload bytes thrown away because the communicator is aborted, or is about to be.
     pub discarded_bytes: u64,
     /// Slots that hold a segment now.
     pub slots_in_use: u32,

@@ -38,7 +38,7 @@ impl Communicator {
         }
         let (descriptor, vector) =
             message.split_at_checked(DESCRIPTOR_BYTES).ok_or(Violation::Descriptor)?;
-        let descriptor = Descriptor::parse(descriptor).map_err(|_| Violation::Descriptor)?;
+        let descriptor = Descriptor::parse(descriptor)?;
         // Calls in between are on other trees. Whether all ranks say the same is compared.
         if descriptor.sequence < edge.next_sequence || descriptor.sequence == u64::MAX {
             return Err(Violation::Sequence);
@@ -91,8 +91,11 @@ impl Communicator {
             }
         };
         let world = self.cut.world;
-        if descriptor.total_bytes(world).is_none() || descriptor.root >= world {
-            return Err(Violation::Descriptor);
+        if descriptor.total_bytes(world).is_none() {
+            return Err(Violation::Count);
+        }
+        if descriptor.root >= world {
+            return Err(Violation::Root);
         }
         let layout = Layout::new(descriptor, &self.cut, first);
         Ok(Call {

@@ -64,8 +64,7 @@ impl Communicator {
             return Ok(Progress::None);
         }
         let start = self.receive_offset(child, buffer);
-        let bytes = &self.control[start..start + DESCRIPTOR_BYTES];
-        let descriptor = Descriptor::parse(bytes).map_err(|_| Violation::Descriptor)?;
+        let descriptor = Descriptor::parse(&self.control[start..start + DESCRIPTOR_BYTES])?;
         let edge = &mut self.children[child];
         if !edge.ranks.contains(rank) {
             return Err(Violation::Immediate);

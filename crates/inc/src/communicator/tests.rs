@@ -198,18 +198,23 @@ fn a_cell_is_a_small_part_of_a_vector_in_whole_packets() {
 
 #[test]
 fn a_root_or_a_length_that_the_world_has_not_is_refused() {
-    for (descriptor, right) in [
-        (Descriptor { root: 1, ..call(0, 100) }, true),
-        (Descriptor { root: 2, ..call(0, 100) }, false),
-        (Descriptor { root: u32::MAX, ..call(0, 100) }, false),
+    for (descriptor, wrong) in [
+        (Descriptor { root: 1, ..call(0, 100) }, None),
+        (Descriptor { root: 2, ..call(0, 100) }, Some(Violation::Root)),
+        (Descriptor { root: u32::MAX, ..call(0, 100) }, Some(Violation::Root)),
         // Within the limit alone, and beyond it with the other rank's part.
-        (Descriptor { collective: Collective::AllGather, ..call(0, 1 << 45) }, true),
-        (Descriptor { collective: Collective::AllGather, ..call(0, (1 << 45) + 1) }, false),
-        (Descriptor { collective: Collective::AllReduce, ..call(0, (1 << 45) + 1) }, true),
+        (Descriptor { collective: Collective::AllGather, ..call(0, 1 << 45) }, None),
+        (
+            Descriptor { collective: Collective::AllGather, ..call(0, (1 << 45) + 1) },
+            Some(Violation::Count),
+        ),
+        (Descriptor { collective: Collective::AllReduce, ..call(0, (1 << 45) + 1) }, None),
+        // Beyond it alone.
+        (call(0, (1 << 46) + 1), Some(Violation::Count)),
+        (call(0, u64::MAX), Some(Violation::Count)),
     ] {
         let outcome = announce(&mut root(), 0, &descriptor, &[]);
-        let wanted = if right { Ok(false) } else { Err(Violation::Descriptor) };
-        assert_eq!(outcome, wanted, "{descriptor:?}");
+        assert_eq!(outcome, wrong.map_or(Ok(false), Err), "{descriptor:?}");
     }
 }
 
