@@ -416,6 +416,7 @@ impl Communicator {
             self.control[start..start + payload.len()].copy_from_slice(payload);
             return Ok(Progress::None);
         };
+        self.check_end(port)?;
         if self.sends_data(port) {
             return self.contribute_sent(port, payload);
         }

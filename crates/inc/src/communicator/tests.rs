@@ -236,12 +236,35 @@ fn packets_of_a_segment_that_is_sent_have_the_length_of_packets_but_for_the_last
         announce(&mut node, 0, &descriptor, &[]).unwrap();
         let [piece] = node.receive_request(0, 0).pieces;
         let (last, before) = packets.split_last().unwrap();
-        for &length in before {
+        for (number, &length) in before.iter().enumerate() {
             assert!(node.store(0, piece.address, &vec![1; length]).is_ok(), "{packets:?}");
+            if number == 1 {
+                assert_eq!(node.end_segment(0), Ok(Progress::None), "the first segment");
+            }
         }
         assert_eq!(node.store(0, piece.address, &vec![1; *last]).is_ok(), right, "{packets:?}");
         let abort = Abort::Violation { rank: 0, violation: Violation::Length };
         assert_eq!(node.aborted(), (!right).then_some(abort), "{packets:?}");
+    }
+}
+
+#[test]
+fn a_send_ends_with_its_segment() {
+    // A segment of one packet, of two with another one behind it, and of two that are all.
+    for (count, packets) in [(64, 1), (200, 2), (128, 2)] {
+        for more in [1, 4, 256] {
+            let mut node = root();
+            let descriptor = Descriptor { mode: Mode::Send, ..call(0, count) };
+            announce(&mut node, 0, &descriptor, &[]).unwrap();
+            let [piece] = node.receive_request(0, 0).pieces;
+            for _ in 0..packets {
+                assert!(node.store(0, piece.address, &[1; 256]).is_ok());
+            }
+            assert!(node.is_segment(0));
+            assert!(node.store(0, piece.address, &vec![1; more]).is_err(), "{count}, {more}");
+            let abort = Abort::Violation { rank: 0, violation: Violation::Length };
+            assert_eq!(node.aborted(), Some(abort), "{count}, {more}");
+        }
     }
 }
 
