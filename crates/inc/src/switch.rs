@@ -28,6 +28,9 @@ pub use serving::packets_too_long;
 /// nearly the same time cost no further message.
 const FIRST_CALL_PATIENCE: Duration = Duration::from_millis(10);
 
+/// A node has a queue pair for each port, and an endpoint so many.
+const MAX_QUEUE_PAIRS: usize = 4096;
+
 /// What a switch is made with.
 #[derive(Clone, Debug)]
 pub struct SwitchConfig {
@@ -40,7 +43,8 @@ pub struct SwitchConfig {
     pub queue_pair_numbers: QueuePairNumbers,
     /// How the ICRC of arriving packets is checked.
     pub icrc: IcrcCheck,
-    /// At most so many communicators.
+    /// At most so many communicators. Together they have 4,096 ports at most: 63 nodes with 64 children and a way up, and
+    /// more that have fewer.
     pub max_communicators: usize,
     /// At most so many bytes of slots and queues in all communicators.
     pub max_memory: u64,
@@ -161,6 +165,7 @@ impl SwitchNode {
             icrc: config.icrc,
             queue_pair_numbers: config.queue_pair_numbers,
             max_completion_queues: config.max_communicators,
+            max_queue_pairs: MAX_QUEUE_PAIRS,
             ..EndpointConfig::new(config.address, config.seed)
         };
         Self {
