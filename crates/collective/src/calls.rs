@@ -45,9 +45,6 @@ impl Communicator {
     /// Combines the vectors of all ranks; the rank `root` gets the result. The source has `count`
     /// elements, and so has the destination at the root. Elsewhere the destination is not touched, and may
     /// have any length.
-    ///
-    /// A rank that is not the root is done when the switch has taken its vector, which may be before
-    /// others have called.
     pub fn reduce<T: Element>(
         &mut self,
         source: &[T],

@@ -233,7 +233,8 @@ impl Communicator {
         self.run::<T>(call, &shape, operands, spans)
     }
 
-    /// A vector of zeros that is registered once and for all.
+    /// A vector of zeros that is registered as a source once and for all, and as a destination by each call that
+    /// writes to it.
     pub fn allocate<T: Element>(&self, length: usize) -> Result<Buffer<T>, CollectiveError> {
         Ok(Buffer::new(&self.domains, length, self.owner)?)
     }

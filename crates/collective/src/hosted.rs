@@ -257,6 +257,11 @@ impl HostedSwitch {
                 let Some(switch) = switch.upgrade() else { return };
                 tracing::info!(?event, "the switch of this rank reports");
                 let communicator = event.communicator();
+                if let SwitchEvent::Aborted { .. } = event {
+                    // What is left is to remove it, for which no controller need be there.
+                    switch.destroy(communicator);
+                    continue;
+                }
                 let known = switch.nodes().get(&communicator).copied();
                 if let Some(report) = known.and_then(|node| event.report(node.above)) {
                     // Where there is no connection, the ranks hear it from each other.

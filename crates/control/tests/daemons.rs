@@ -91,11 +91,11 @@ fn a_peer_that_talks_nonsense_is_told_so_and_nobody_else_notices() {
     bystander.say(&register(address()));
     assert_eq!(bystander.hear(), Some(FromController::Registered));
     let browser = [b"GET / HTTP/1.1\r\n\r\n".to_vec(), vec![b'x'; 100_000]].concat();
-    let newer = br#"{"version":11,"type":"register"}"#;
+    let newer = br#"{"version":12,"type":"register"}"#;
     let newer = [&(newer.len() as u32).to_be_bytes()[..], newer].concat();
     for (bytes, text) in [
         (browser, "\"GET \" in place of the length of a frame: the peer does not speak"),
-        (newer, "the peer speaks version 11 of the protocol, and this is version 10"),
+        (newer, "the peer speaks version 12 of the protocol, and this is version 11"),
     ] {
         let mut peer = Peer::new(TcpStream::connect(controller).unwrap());
         peer.stream.write_all(&bytes).unwrap();

@@ -13,7 +13,7 @@ use core::fmt;
 
 use thiserror::Error;
 
-use crate::descriptor::{Descriptor, Field};
+use crate::descriptor::{Descriptor, DescriptorError, Field};
 
 /// Bytes of the message.
 pub const ABORT_BYTES: usize = 40;
@@ -210,6 +210,12 @@ pub enum Violation {
     /// Its answers make no sense, or it finds that ours do not.
     #[error("an answer that does not fit what the switch sent")]
     Response = 12,
+    /// A descriptor of a longer vector than there may be.
+    #[error("a descriptor with more elements than a collective can have")]
+    Count = 13,
+    /// A descriptor whose root is no rank.
+    #[error("a descriptor with a root that is no rank of the communicator")]
+    Root = 14,
 }
 
 impl Violation {
@@ -227,8 +233,26 @@ impl Violation {
             10 => Self::Destination,
             11 => Self::Receives,
             12 => Self::Response,
+            13 => Self::Count,
+            14 => Self::Root,
             _ => return None,
         })
+    }
+}
+
+impl From<DescriptorError> for Violation {
+    fn from(error: DescriptorError) -> Self {
+        match error {
+            DescriptorError::Count(_) => Self::Count,
+            DescriptorError::Collective(_)
+            | DescriptorError::Operation(_)
+            | DescriptorError::DataType(_) => Self::Unsupported,
+            DescriptorError::Length(_)
+            | DescriptorError::Magic
+            | DescriptorError::Version(_)
+            | DescriptorError::Flags(_)
+            | DescriptorError::Stripe(..) => Self::Descriptor,
+        }
     }
 }
 
@@ -322,7 +346,7 @@ mod tests {
             Abort::ParentLost,
             Abort::Overdue(Overdue { sequence: 1 << 40, count: 5, ranks: [1, 2, 3, 4] }),
         ];
-        reasons.extend((1..=12).map(|code| Abort::Violation {
+        reasons.extend((1..=14).map(|code| Abort::Violation {
             rank: 1,
             violation: Violation::from_code(code).unwrap(),
         }));
@@ -333,7 +357,7 @@ mod tests {
             assert_eq!(Abort::parse(&bytes), None);
             assert_eq!(Abort::parse(&bytes[1..]), None);
         }
-        assert!(Violation::from_code(13).is_none());
+        assert!(Violation::from_code(15).is_none());
     }
 
     #[test]

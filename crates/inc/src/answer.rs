@@ -10,10 +10,13 @@
 //! | 2 | SEND, up: the sender waits no longer; of a switch with the message of an abort that says the collective's number | 2^29, and the same |
 //! | 2 | SEND, empty, down to a switch: who of yours is awaited? | 2^28 + 2^29, and the same |
 //! | 2 | SEND, up, the answer to this: the message of an abort that says who | the same |
+//! | 2 | SEND, up, of a switch with a descriptor: this rank has called that, and others below the switch have not | 1 + rank |
 //! | 3 | SEND, empty, up: the sender has nothing for the segments before | segment |
 //!
 //! Both ends count segments and collectives in 64 bits and an edge delivers in order, so the
 //! thirty bits only confirm what the host expects next.
+
+use crate::spec::MAX_WORLD;
 
 const KIND_SHIFT: u32 = 30;
 const NUMBER: u32 = (1 << KIND_SHIFT) - 1;
@@ -23,6 +26,8 @@ const NOTE_NUMBER: u32 = (1 << NOTE_SHIFT) - 1;
 const AWAITED: u32 = 1;
 const OVERDUE: u32 = 2;
 const MISSING: u32 = 3;
+/// Without a kind of their own above, and not 0: who has called.
+const RANK: u32 = MAX_WORLD - 1;
 
 /// What a message from the switch is.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -41,6 +46,8 @@ pub(crate) enum Answer {
     Overdue(u32),
     /// Who is awaited with it: the question and the answer.
     Missing(u32),
+    /// This rank has called what comes with it, while others have not called.
+    Called(u32),
 }
 
 impl Answer {
@@ -80,7 +87,11 @@ impl Answer {
             Self::Result(number) | Self::Agreed(number) | Self::Credit(number) => {
                 Some((number as u64).wrapping_sub(first) & NUMBER as u64)
             }
-            Self::Aborted | Self::Awaited(_) | Self::Overdue(_) | Self::Missing(_) => None,
+            Self::Aborted
+            | Self::Awaited(_)
+            | Self::Overdue(_)
+            | Self::Missing(_)
+            | Self::Called(_) => None,
         }
     }
 
@@ -98,6 +109,7 @@ impl Answer {
             Self::Missing(number) => {
                 2 << KIND_SHIFT | MISSING << NOTE_SHIFT | (number & NOTE_NUMBER)
             }
+            Self::Called(rank) => 2 << KIND_SHIFT | (1 + (rank & RANK)),
             Self::Credit(number) => 3 << KIND_SHIFT | (number & NUMBER),
         }
     }
@@ -112,6 +124,7 @@ impl Answer {
                 (AWAITED, number) => Some(Self::Awaited(number)),
                 (OVERDUE, number) => Some(Self::Overdue(number)),
                 (MISSING, number) => Some(Self::Missing(number)),
+                (0, rank @ 1..=MAX_WORLD) => Some(Self::Called(rank - 1)),
                 _ => None,
             },
             (3, _) => Some(Self::Credit(number)),
@@ -133,6 +146,8 @@ mod tests {
             (Answer::awaited(5), 0x9000_0005),
             (Answer::overdue(5), 0xa000_0005),
             (Answer::missing(5), 0xb000_0005),
+            (Answer::Called(0), 0x8000_0001),
+            (Answer::Called(65_535), 0x8001_0000),
             (Answer::credit(5), 0xc000_0005),
         ] {
             assert_eq!(answer.to_immediate(), immediate, "{answer:?}");
@@ -154,10 +169,11 @@ mod tests {
             }
         }
         assert_eq!(Answer::result(1 << 30), Answer::Result(0));
-        assert_eq!(Answer::from_immediate(2 << 30 | 1), None);
+        assert_eq!(Answer::from_immediate(2 << 30 | (1 + MAX_WORLD)), None);
         assert_eq!(Answer::awaited(1 << 28 | 5), Answer::Awaited(5));
         assert_eq!(Answer::credit(5).distance_from(1 << 30 | 2), Some(3));
         assert_eq!(Answer::credit(1 << 30).distance_from((1 << 30) - 2), Some(2));
         assert_eq!(Answer::Aborted.distance_from(0), None);
+        assert_eq!(Answer::Called(0).distance_from(0), None);
     }
 }

@@ -16,7 +16,8 @@
 //!
 //! What makes a slot safe to use before all descriptors are known: a child's descriptor comes before its
 //! data. The first one decides what the slots compute, every other is compared with it on arrival, and the
-//! first difference ends the communicator.
+//! first difference ends the communicator. Where some children are late, what others have called is told above
+//! meanwhile, and compared there (the module `first_calls`).
 //!
 //! What makes a slot free in time: a child sends segment `x` only when it has all answers up to `x - W`.
 //! So when `x` arrives within the window of answers that were sent to this child, all children have
@@ -27,6 +28,7 @@
 
 mod agreement;
 mod child;
+mod first_calls;
 mod overdue;
 mod plain;
 mod small;
@@ -109,7 +111,7 @@ pub struct CommunicatorStatistics {
     pub segments: u64,
     /// Payload bytes taken into slots, from below.
     pub bytes: u64,
-    /// Payload bytes thrown away because the communicator is aborted.
+    /// Payload bytes thrown away because the communicator is aborted, or is about to be.
     pub discarded_bytes: u64,
     /// Slots that hold a segment now.
     pub slots_in_use: u32,
@@ -182,6 +184,10 @@ pub(crate) struct Communicator {
     wide: Box<[u8]>,
     /// Who has sent the descriptor of the next collective to agree on.
     announced: ChildSet,
+    /// Switches that have not, and have told what a rank below has called.
+    heard: ChildSet,
+    /// The node above is to be told what somebody has called.
+    first_due: bool,
     /// The latest collective that all children have announced.
     call: Call,
     /// How many there were.
@@ -243,6 +249,8 @@ impl Communicator {
             control: vec![0; spec.control_bytes()].into(),
             wide: Box::default(),
             announced: 0,
+            heard: 0,
+            first_due: false,
             call: Call::none(),
             called: 0,
             agreed: 0,
@@ -331,6 +339,11 @@ impl Communicator {
         ended
     }
 
+    /// Whether it is aborted, and not all have heard of that.
+    pub(crate) fn is_ending(&self) -> bool {
+        self.abort.is_some() && !self.all_ended()
+    }
+
     pub(crate) fn aborted(&self) -> Option<Abort> {
         self.abort
     }
@@ -403,6 +416,7 @@ impl Communicator {
             self.control[start..start + payload.len()].copy_from_slice(payload);
             return Ok(Progress::None);
         };
+        self.check_end(port)?;
         if self.sends_data(port) {
             return self.contribute_sent(port, payload);
         }
@@ -554,7 +568,7 @@ impl Communicator {
 
     /// Whether others have announced the next collective, here or elsewhere, and this child has not.
     fn lacks_next(&self, child: &Child) -> bool {
-        let others = self.announced != 0 || self.awaited == Some(self.agreed);
+        let others = self.announced | self.heard != 0 || self.awaited == Some(self.agreed);
         others && child.announced <= self.agreed
     }
 

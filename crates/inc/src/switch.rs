@@ -18,11 +18,18 @@ use millstream_wire::{Mtu, Opcode, Operation, Qpn};
 use crate::abort::{Abort, Mismatch, Overdue, Violation};
 use crate::aggregator::Aggregator;
 use crate::answer::Answer;
-use crate::communicator::{Communicator, CommunicatorStatistics, Tag};
+use crate::communicator::{Communicator, CommunicatorStatistics, Progress, Tag};
 
 pub use create::{CreateError, Created, Edge, PreparedCommunicator, Uplink};
 pub use ports::{CommunicatorCounts, PortCounts};
 pub use serving::packets_too_long;
+
+/// How long a node waits for the others before it tells the one above what the first has called: ranks that call at
+/// nearly the same time cost no further message.
+const FIRST_CALL_PATIENCE: Duration = Duration::from_millis(10);
+
+/// A node has a queue pair for each port, and an endpoint so many.
+const MAX_QUEUE_PAIRS: usize = 4096;
 
 /// What a switch is made with.
 #[derive(Clone, Debug)]
@@ -36,7 +43,8 @@ pub struct SwitchConfig {
     pub queue_pair_numbers: QueuePairNumbers,
     /// How the ICRC of arriving packets is checked.
     pub icrc: IcrcCheck,
-    /// At most so many communicators.
+    /// At most so many communicators. Together they have 4,096 ports at most: 63 nodes with 64 children and a way up, and
+    /// more that have fewer.
     pub max_communicators: usize,
     /// At most so many bytes of slots and queues in all communicators.
     pub max_memory: u64,
@@ -47,10 +55,13 @@ pub struct SwitchConfig {
     /// How often whoever is awaited and has nothing to acknowledge is asked whether it lives: hosts that owe data
     /// or have not called what others have, and switches.
     pub probe_interval: Duration,
+    /// How long a communicator that is aborted waits for its ports to hear of it. Those that have not acknowledged
+    /// that by then are closed, however much else they acknowledge.
+    pub abort_timeout: Duration,
 }
 
 impl SwitchConfig {
-    /// The defaults: 64 communicators, 1 GiB, children lost after 4.3 s of silence.
+    /// The defaults: 64 communicators, 1 GiB, children lost after 4.3 s of silence, and 4 s after an abort.
     pub const fn new(address: IpAddr, seed: u64) -> Self {
         Self {
             address,
@@ -62,6 +73,7 @@ impl SwitchConfig {
             timeout: 17,
             retry_count: 7,
             probe_interval: Duration::from_secs(1),
+            abort_timeout: Duration::from_secs(4),
         }
     }
 }
@@ -108,8 +120,8 @@ pub enum SwitchEvent {
         /// How.
         violation: Violation,
     },
-    /// Every child that can be reached has confirmed that it knows of the abort. What is left is
-    /// to destroy the communicator.
+    /// Every child that can be reached has confirmed that it knows of the abort, or has had
+    /// [`SwitchConfig::abort_timeout`] for it. What is left is to destroy the communicator.
     Aborted {
         /// The communicator.
         communicator: u64,
@@ -137,6 +149,10 @@ pub struct SwitchNode {
     events: VecDeque<SwitchEvent>,
     /// When ports that are silent are asked whether they live.
     probe_at: Option<Instant>,
+    /// When nodes above are told what has been called here.
+    tell_at: Option<Instant>,
+    /// Until when communicators that are aborted wait for their ports, by index, the first first.
+    ending: VecDeque<(Instant, u32)>,
     /// Kept for its allocation.
     completions: Vec<Completion>,
     random: u64,
@@ -149,6 +165,7 @@ impl SwitchNode {
             icrc: config.icrc,
             queue_pair_numbers: config.queue_pair_numbers,
             max_completion_queues: config.max_communicators,
+            max_queue_pairs: MAX_QUEUE_PAIRS,
             ..EndpointConfig::new(config.address, config.seed)
         };
         Self {
@@ -161,6 +178,8 @@ impl SwitchNode {
             touched: Vec::new(),
             events: VecDeque::new(),
             probe_at: None,
+            tell_at: None,
+            ending: VecDeque::new(),
             completions: Vec::new(),
             // Another sequence than the one that the endpoint takes queue pair numbers from.
             random: config.seed ^ 0x6a09_e667_f3bc_c908,
@@ -238,6 +257,10 @@ impl SwitchNode {
             (CompletionStatus::Flushed, _) => {}
             (CompletionStatus::Success, Tag::Receive { buffer }) => {
                 self.received(index, child, buffer, completion);
+                let memory = self.endpoint.memory();
+                if memory.get(index).is_some_and(Communicator::has_first_call_to_tell) {
+                    self.tell_at.get_or_insert(now + FIRST_CALL_PATIENCE);
+                }
             }
             // A SEND that is longer than any descriptor.
             (CompletionStatus::LocalLength, Tag::Receive { .. }) => {
@@ -293,6 +316,7 @@ impl SwitchNode {
                     Some(note @ Answer::Overdue(_)) => {
                         communicator.gave_up_below(child, buffer, note)
                     }
+                    Some(Answer::Called(rank)) => communicator.called_below(child, buffer, rank),
                     Some(_) => communicator.found(child, buffer),
                     None => Err(Violation::Immediate),
                 }
@@ -388,7 +412,30 @@ impl SwitchNode {
         if let Some(communicator) = self.endpoint.memory_mut().get_mut(index)
             && let (id, Some(abort)) = (communicator.id, communicator.take_ended())
         {
+            self.ending.retain(|&(_, ending)| ending != index);
             self.events.push_back(SwitchEvent::Aborted { communicator: id, abort });
+        }
+    }
+
+    /// From now on a communicator, if it is aborted, has so long to end.
+    fn begin_end(&mut self, now: Instant, index: u32) {
+        let ends = self.endpoint.memory().get(index).is_some_and(Communicator::is_ending);
+        if ends && !self.ending.iter().any(|&(_, ending)| ending == index) {
+            self.ending.push_back((now + self.config.abort_timeout, index));
+        }
+    }
+
+    /// Closes the ports of communicators that have had their time to end.
+    fn end_overdue(&mut self, now: Instant) {
+        while let Some(&(_, index)) = self.ending.front().filter(|(until, _)| *until <= now) {
+            self.ending.pop_front();
+            let ports = self.endpoint.memory().get(index).map_or(0, Communicator::ports);
+            for port in 0..ports {
+                let memory = self.endpoint.memory();
+                if memory.get(index).is_some_and(|it| !it.has_ended(port)) {
+                    self.end(now, index, port);
+                }
+            }
         }
     }
 
@@ -417,6 +464,7 @@ impl SwitchNode {
         }
         while let Some(index) = self.endpoint.memory_mut().take_ready() {
             self.report(index);
+            self.begin_end(now, index);
             let ports = self.endpoint.memory().get(index).map_or(0, |c| c.ports());
             for port in 0..ports {
                 let memory = self.endpoint.memory_mut();
@@ -427,6 +475,16 @@ impl SwitchNode {
             }
             self.report_end(index);
         }
+    }
+
+    /// Has nodes above told what some have called here, and others not yet.
+    fn tell_first_calls(&mut self, now: Instant) {
+        let memory = self.endpoint.memory_mut();
+        for index in 0..self.queues.len() as u32 {
+            let progress = memory.get_mut(index).map(Communicator::tell_first_call);
+            memory.mark(index, progress.unwrap_or(Progress::None));
+        }
+        self.settle(now);
     }
 
     /// Asks all ports from which something is awaited whether anybody is there. Whether there are any.
@@ -512,13 +570,19 @@ impl Node for SwitchNode {
         self.endpoint.handle_timeout(now);
         // Drivers call this in each round, with what has come in it not acted on yet.
         self.catch_up(now);
+        self.end_overdue(now);
+        if self.tell_at.take_if(|at| *at <= now).is_some() {
+            self.tell_first_calls(now);
+        }
         if self.probe_at.take_if(|at| *at <= now).is_some() && self.probe(now) {
             self.probe_at = Some(now + self.config.probe_interval);
         }
     }
 
     fn poll_timeout(&mut self) -> Option<Instant> {
-        self.endpoint.poll_timeout().into_iter().chain(self.probe_at).min()
+        let ending = self.ending.front().map(|&(until, _)| until);
+        let own = [self.probe_at, self.tell_at, ending];
+        self.endpoint.poll_timeout().into_iter().chain(own.into_iter().flatten()).min()
     }
 
     fn poll_transmit(&mut self, now: Instant, transmit: &mut Transmit) -> bool {

@@ -161,6 +161,13 @@ fn floats_bit_by_bit() -> Rude {
     Rude::Send(bytes)
 }
 
+/// A descriptor of a vector that does not fit a packet, but for one byte.
+fn with_byte(at: usize, byte: u8) -> Rude {
+    let Rude::Send(mut bytes) = descriptor(0, Collective::AllReduce, 1000) else { unreachable!() };
+    bytes[at] = byte;
+    Rude::Send(bytes)
+}
+
 fn descriptor(sequence: u64, collective: Collective, count: u64) -> Rude {
     Rude::Send(
         Descriptor {
@@ -233,6 +240,10 @@ fn who_breaks_the_protocol_is_named_and_the_others_go_free() {
         (vec![open(100), descriptor(1, AllReduce, 0)], Violation::Early),
         (vec![open(0), descriptor(1, AllReduce, 0), Rude::Write(4)], Violation::Unannounced),
         (vec![floats_bit_by_bit()], Violation::Unsupported),
+        (vec![with_byte(5, 99)], Violation::Unsupported),
+        (vec![with_byte(4, 99)], Violation::Descriptor),
+        (vec![with_byte(12, 3)], Violation::Root),
+        (vec![with_byte(31, 1)], Violation::Count),
         (vec![Rude::Write(4)], Violation::Unannounced),
         (vec![open(100), Rude::Write(400), Rude::Write(400)], Violation::Unannounced),
         (vec![Rude::Small(52, 208), Rude::Write(208)], Violation::Unannounced),
@@ -255,7 +266,7 @@ fn who_breaks_the_protocol_is_named_and_the_others_go_free() {
         let mut network = Network::new(Setup { hosts: 3, ..Setup::default() });
         // The others agree with what it says first, if that is something.
         let count = match requests[0] {
-            Rude::Send(bytes) => Descriptor::parse(&bytes).unwrap().count as usize,
+            Rude::Send(bytes) => Descriptor::parse(&bytes).map_or(1000, |it| it.count as usize),
             Rude::Small(count, _) => count as usize,
             _ => 1000,
         };

@@ -116,7 +116,11 @@ fn plain_messages_are_answered_by_their_sums() {
 
 /// What the switch tells of a group whose second rank sends this, and all others 40 elements.
 fn ended(message: Vec<u8>) -> Abort {
-    let mut network = network(3, 1, Faults::default());
+    ended_in(1, Faults::default(), message)
+}
+
+fn ended_in(seed: u64, faults: Faults, message: Vec<u8>) -> Abort {
+    let mut network = network(3, seed, faults);
     for (rank, message) in [bytes(&[1; 40]), message, bytes(&[1; 40])].into_iter().enumerate() {
         post(&mut network, rank, &[message]);
     }
@@ -142,14 +146,33 @@ fn ended(message: Vec<u8>) -> Abort {
 
 #[test]
 fn a_message_of_another_length_ends_the_communicator_and_its_rank_is_named() {
-    let abort = ended(bytes(&[1; 39]));
-    let Abort::Mismatch(mismatch) = abort else { panic!("{abort:?}") };
-    assert_eq!((mismatch.rank, mismatch.reference, mismatch.field), (1, 0, Field::Count));
-    assert_eq!((mismatch.expected, mismatch.found), (40, 39));
-    // Of one that is longer nobody knows how long it is.
-    for length in [0, 1, 42, 164, 516, 1024] {
+    for count in [1, 39, 41, 64, 65, 100, 128] {
+        let abort = ended(bytes(&vec![1; count]));
+        let Abort::Mismatch(mismatch) = abort else { panic!("{abort:?}") };
+        assert_eq!((mismatch.rank, mismatch.reference, mismatch.field), (1, 0, Field::Count));
+        assert_eq!((mismatch.expected, mismatch.found), (40, count as u64));
+    }
+    // No vectors, and what no receive is long enough for.
+    for length in [0, 1, 42, 516, 1024] {
         let abort = ended(vec![1; length]);
         let violation = Violation::Length;
         assert_eq!(abort, Abort::Violation { rank: 1, violation }, "{length} bytes");
     }
+}
+
+/// Whichever is whole first, and if one is whole amid the other.
+#[test]
+fn the_counts_that_differ_are_told_in_whatever_order_messages_come() {
+    let mut named_first = [0, 0];
+    for seed in 1..40 {
+        let faults = Faults { reordering: 500, loss: 100, ..Faults::default() };
+        let abort = ended_in(seed, faults, bytes(&[1; 100]));
+        let Abort::Mismatch(mismatch) = abort else { panic!("{abort:?}") };
+        let longer = (mismatch.rank == 1, mismatch.reference == 1);
+        assert!(longer.0 != longer.1 && mismatch.field == Field::Count, "{mismatch:?}");
+        let counts = if longer.0 { (40, 100) } else { (100, 40) };
+        assert_eq!((mismatch.expected, mismatch.found), counts);
+        named_first[usize::from(longer.0)] += 1;
+    }
+    assert!(named_first.iter().all(|&it| it > 0), "{named_first:?}");
 }

@@ -51,6 +51,23 @@ fn edges_are_told_apart_and_come_in_the_order_of_ranks() {
 }
 
 #[test]
+fn what_there_are_no_queue_pairs_for_is_refused_before_anything_is_made() {
+    let mut switch = switch(64, u64::MAX);
+    let full = |id| CommunicatorSpec { has_parent: true, ..spec(id, 64) };
+    for id in 0..63 {
+        assert!(switch.create_communicator(NOW, &full(id)).is_ok(), "{id}");
+    }
+    // One is left of 4,096.
+    let refused = Err(CreateError::QueuePairs { needed: 65, available: 1 });
+    assert_eq!(switch.check_communicator(&full(63)), refused);
+    let refused = CreateError::QueuePairs { needed: 2, available: 1 };
+    assert_eq!(switch.create_communicator(NOW, &spec(63, 2)), Err(refused));
+    assert!(switch.create_communicator(NOW, &spec(63, 1)).is_ok());
+    assert!(switch.destroy_communicator(NOW, 0));
+    assert!(switch.create_communicator(NOW, &full(0)).is_ok());
+}
+
+#[test]
 fn every_port_is_counted_by_itself() {
     let mut switch = switch(2, 1 << 30);
     let leaf = CommunicatorSpec { has_parent: true, ..spec(4, 2) };

@@ -6,7 +6,7 @@ mod network;
 use core::time::Duration;
 
 use millstream_inc::{
-    Abort, CollectiveCall, CollectiveError, DataType, Field, Mode, ReduceOperation,
+    Abort, Collective, CollectiveCall, CollectiveError, DataType, Field, Mode, ReduceOperation,
 };
 use network::{Faults, Network, NodeShape, Setup};
 
@@ -52,6 +52,10 @@ fn start(network: &mut Network, count: usize, mode: Mode, odd: Option<usize>) {
 
 /// Runs until all living ranks have ended, which ask their switches once a second; how long that took.
 fn run_to_end(network: &mut Network) -> Duration {
+    run_to_end_of(network, WORLD)
+}
+
+fn run_to_end_of(network: &mut Network, world: usize) -> Duration {
     let before = network.now;
     let over =
         |network: &Network| network.hosts.iter().all(|host| host.dead || host.outcome.is_some());
@@ -61,7 +65,7 @@ fn run_to_end(network: &mut Network) -> Duration {
             // Where nothing happens, time passes all the same.
             network.now = network.now.max(asked + Duration::from_secs(1));
             asked = network.now;
-            for rank in 0..WORLD {
+            for rank in 0..world {
                 network.hosts[rank].worker.probe();
                 network.service(rank);
             }
@@ -157,5 +161,120 @@ fn who_differs_in_whatever_subtree_is_told_of_to_all() {
                 }
             }
         }
+    }
+}
+
+/// Two leaves of two hosts.
+const LEAVES: &[NodeShape] =
+    &[node(0, None, &[]), node(1, Some(0), &[0, 1]), node(2, Some(0), &[2, 3])];
+
+/// A Broadcast of 2000 bytes, or one that differs from it in one thing.
+fn odd(call: CollectiveCall, field: Option<Field>) -> CollectiveCall {
+    let call = CollectiveCall { collective: Collective::Broadcast, root: 2, ..call };
+    match field {
+        Some(Field::Collective) => {
+            CollectiveCall { collective: Collective::AllReduce, root: 0, ..call }
+        }
+        Some(Field::DataType) => CollectiveCall { data_type: DataType::Float32, ..call },
+        Some(Field::Root) => CollectiveCall { root: 1, ..call },
+        Some(Field::Count) => CollectiveCall { count: 499, ..call },
+        Some(Field::Mode) => CollectiveCall { mode: Mode::Send, ..call },
+        _ => call,
+    }
+}
+
+#[test]
+fn who_differs_is_told_of_before_the_others_have_called() {
+    let fields = [Field::Collective, Field::DataType, Field::Root, Field::Count, Field::Mode];
+    for (tree, world) in [(LEAVES, 4), (TREE, 6)] {
+        let pairs = (0..world).flat_map(|first| (0..world).map(move |second| (first, second)));
+        for ((first, second), field) in pairs
+            .filter(|(first, second)| first != second)
+            .flat_map(|pair| fields.map(|field| (pair, field)))
+        {
+            let mut network = Network::new(Setup { hosts: world as u32, tree, ..Setup::default() });
+            for (rank, field) in [(first, None), (second, Some(field))] {
+                let (data_type, operation) = (DataType::Int32, ReduceOperation::Sum);
+                let call =
+                    network.call(rank, &[1; 500], data_type, operation, network::int32, false);
+                network.start(rank, &odd(call, field));
+                if rank == first {
+                    // The second comes when all is quiet.
+                    network.run_to_rest();
+                }
+            }
+            let before = network.now;
+            network.run_until("all have heard", |network| {
+                network.hosts.iter().all(|host| host.worker.failure().is_some())
+            });
+            let time = network.now.saturating_duration_since(before);
+            assert!(time < Duration::from_millis(100), "{first}, {second}, {field:?}: {time:?}");
+            for (rank, host) in network.hosts.iter().enumerate() {
+                let Some(CollectiveError::Aborted(Abort::Mismatch(mismatch))) =
+                    host.worker.failure()
+                else {
+                    panic!("rank {rank}: {:?}", host.worker.failure());
+                };
+                assert_eq!(mismatch.field, field);
+                let named =
+                    [mismatch.reference.min(mismatch.rank), mismatch.reference.max(mismatch.rank)];
+                assert_eq!(named, [first.min(second) as u32, first.max(second) as u32]);
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_told_early_disturbs_no_call() {
+    for (seed, loss) in [(1, 0), (2, 50), (3, 50)] {
+        let faults = Faults { loss, reordering: loss, duplication: loss, ..Faults::default() };
+        let hosts = WORLD as u32;
+        let mut network =
+            Network::new(Setup { hosts, tree: TREE, faults, seed, ..Setup::default() });
+        // With the descriptor, and behind it.
+        for count in [5, 1000, 1, 300, 20] {
+            let mut calls = Vec::new();
+            for number in 0..WORLD {
+                // Some come at once, and some long after the others.
+                let rank = (number * 5 + seed as usize) % WORLD;
+                let (data_type, operation) = (DataType::Int32, ReduceOperation::Sum);
+                let vector = vec![rank as i32 + 1; count];
+                let call = network.call(rank, &vector, data_type, operation, network::int32, false);
+                network.start(rank, &call);
+                calls.push((rank, call));
+                let later = network.now + Duration::from_millis(30 * (number as u64 % 3));
+                while network.now < later && network.step() {}
+            }
+            let outcomes = network.outcomes();
+            let wanted: Vec<u8> = (0..count).flat_map(|_| network::int32(21)).collect();
+            for (rank, call) in calls {
+                network.check(rank, &call, outcomes[rank], &wanted);
+            }
+        }
+        network.check_rest();
+        assert_eq!(network.events, []);
+    }
+}
+
+#[test]
+fn a_rank_that_dies_when_it_is_told_what_it_called_is_named() {
+    let probe_interval = Duration::from_secs(1);
+    let mut network =
+        Network::new(Setup { hosts: 4, tree: LEAVES, probe_interval, ..Setup::default() });
+    let call = |network: &mut Network, rank| {
+        let (data_type, operation) = (DataType::Int32, ReduceOperation::Sum);
+        let call = network.call(rank, &[1; 1000], data_type, operation, network::int32, false);
+        network.start(rank, &call);
+    };
+    call(&mut network, 0);
+    let later = network.now + Duration::from_millis(100);
+    network.run_until("its call is told", |network| network.now >= later);
+    network.hosts[0].dead = true;
+    // The same call: nobody differs from it.
+    (1..4).for_each(|rank| call(&mut network, rank));
+    run_to_end_of(&mut network, 4);
+    for (rank, host) in network.hosts.iter().enumerate().skip(1) {
+        let lost = CollectiveError::Aborted(Abort::PeerLost { rank: 0 });
+        assert_eq!(host.outcome, Some(Err(lost)), "rank {rank}");
     }
 }

@@ -1,6 +1,6 @@
 //! What the ranks want to compute, and whether they want the same.
 
-use super::{Call, Child, Communicator, Progress};
+use super::{Call, Communicator, Progress};
 use crate::Collective;
 use crate::abort::{ABORT_BYTES, Abort, Mismatch, Violation};
 use crate::descriptor::{DESCRIPTOR_BYTES, Descriptor};
@@ -38,7 +38,7 @@ impl Communicator {
         }
         let (descriptor, vector) =
             message.split_at_checked(DESCRIPTOR_BYTES).ok_or(Violation::Descriptor)?;
-        let descriptor = Descriptor::parse(descriptor).map_err(|_| Violation::Descriptor)?;
+        let descriptor = Descriptor::parse(descriptor)?;
         // Calls in between are on other trees. Whether all ranks say the same is compared.
         if descriptor.sequence < edge.next_sequence || descriptor.sequence == u64::MAX {
             return Err(Violation::Sequence);
@@ -60,12 +60,9 @@ impl Communicator {
         edge.next_sequence = descriptor.sequence + 1;
         edge.call = call;
         edge.small_at = start + DESCRIPTOR_BYTES;
-        let first = self.announced.trailing_zeros() as usize;
         self.announced |= 1 << child;
-        if let Some(first) = self.children.get(first)
-            && first.call.descriptor.difference(&descriptor).is_some()
-            && let Some(mismatch) = self.mismatch()
-        {
+        self.heard &= !(1 << child);
+        if let Some(mismatch) = self.mismatch_of(child) {
             return Ok(self.abort(Abort::Mismatch(mismatch)));
         }
         if !self.is_everyone(self.announced) {
@@ -94,8 +91,11 @@ impl Communicator {
             }
         };
         let world = self.cut.world;
-        if descriptor.total_bytes(world).is_none() || descriptor.root >= world {
-            return Err(Violation::Descriptor);
+        if descriptor.total_bytes(world).is_none() {
+            return Err(Violation::Count);
+        }
+        if descriptor.root >= world {
+            return Err(Violation::Root);
         }
         let layout = Layout::new(descriptor, &self.cut, first);
         Ok(Call {
@@ -114,10 +114,26 @@ impl Communicator {
         (packets * self.path_mtu).min(self.cut.segment_bytes)
     }
 
-    /// Who differs from most of those who have announced.
-    fn mismatch(&self) -> Option<Mismatch> {
-        let announced = |(child, _): &(usize, &Child)| self.announced & 1 << child != 0;
-        let announced = self.children.iter().enumerate().filter(announced);
-        Mismatch::among(announced.map(|(_, child)| (child.rank, child.call.descriptor)))
+    /// A rank at or below a child and what it has called, if it is known of the collective that is to be agreed on next.
+    pub(super) fn known(&self, child: usize) -> Option<(u32, &Descriptor)> {
+        let edge = self.children.get(child)?;
+        let bit = 1 << child;
+        match () {
+            () if self.announced & bit != 0 => Some((edge.rank, &edge.call.descriptor)),
+            () if self.heard & bit != 0 => Some((edge.heard.0, &edge.heard.1)),
+            () => None,
+        }
+    }
+
+    /// Who differs from most others, if what is known of this child is not what others have called, who agree.
+    pub(super) fn mismatch_of(&self, child: usize) -> Option<Mismatch> {
+        let others = (self.announced | self.heard) & !(1 << child);
+        let (_, reference) = self.known(others.trailing_zeros() as usize)?;
+        let (_, called) = self.known(child)?;
+        reference.difference(called)?;
+        let known = (0..self.children.len()).filter_map(|child| self.known(child));
+        let mut known: Vec<_> = known.map(|(rank, &descriptor)| (rank, descriptor)).collect();
+        known.sort_unstable_by_key(|&(rank, _)| rank);
+        Mismatch::among(known.into_iter())
     }
 }

@@ -7,8 +7,20 @@ use super::{Call, Communicator, Progress, Tag};
 use crate::Mode;
 use crate::abort::Violation;
 use crate::answer::Answer;
+use crate::descriptor::Descriptor;
 use crate::ranks::Ranks;
 use crate::slots::SlotError;
+
+/// What the SEND of a child is that is arriving, or has just arrived.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Sending {
+    /// A message, or none of its bytes have come.
+    Message,
+    /// A segment, of which there is more to come.
+    Part,
+    /// A segment of which all has come: the SEND ends here.
+    Whole,
+}
 
 /// Where a child wants the result of a segment: its own memory, opaque to the switch.
 #[derive(Clone, Copy, Debug, Default)]
@@ -32,6 +44,8 @@ pub(crate) struct Child {
     pub(super) call: Call,
     /// How many descriptors it has sent.
     pub(super) announced: u64,
+    /// Of a switch in [`Communicator::heard`], a rank below it and what that has called.
+    pub(super) heard: (u32, Descriptor),
     /// The lowest number that its next collective can have.
     pub(super) next_sequence: u64,
     /// Where in the control messages the vector behind the latest is.
@@ -40,8 +54,7 @@ pub(crate) struct Child {
     pub(super) contributed: u64,
     /// Bytes that it has sent of the next one.
     pub(super) progress: u32,
-    /// The SEND that is arriving, or has just arrived, is a segment.
-    sends_segment: bool,
+    sending: Sending,
     /// Agreements posted to it.
     pub(super) agreed: u64,
     /// Answers posted to it, whole.
@@ -74,11 +87,12 @@ impl Child {
             qpn: Qpn::default(),
             call: Call::none(),
             announced: 0,
+            heard: (0, Call::none().descriptor),
             next_sequence: 0,
             small_at: 0,
             contributed: 0,
             progress: 0,
-            sends_segment: false,
+            sending: Sending::Message,
             agreed: 0,
             posted: 0,
             posted_bytes: 0,
@@ -197,12 +211,11 @@ impl Communicator {
             return self.contribute_plain(child, kernel, payload);
         }
         let edge = &mut self.children[child];
-        edge.sends_segment = true;
+        edge.sending = Sending::Part;
         if self.abort.is_some() {
             // Thrown away: a refusal would break the connection on which the child is about to hear why.
             return self.contribute(child, payload);
         }
-        let edge = &self.children[child];
         let (segment, progress, length) = (edge.contributed, edge.progress, payload.len() as u32);
         let rest = edge.call.layout.place(segment).length - progress;
         if length > rest || (length < rest && length != self.path_mtu) {
@@ -211,12 +224,24 @@ impl Communicator {
         if progress == 0 {
             self.begin(child).map_err(|violation| self.violation(child, violation))?;
         }
-        self.contribute(child, payload)
+        let contributed = self.contribute(child, payload)?;
+        let edge = &mut self.children[child];
+        if edge.progress == 0 {
+            edge.sending = Sending::Whole;
+        }
+        Ok(contributed)
+    }
+
+    /// Refuses a packet of a SEND whose segment has come before it: there is no more of it.
+    pub(super) fn check_end(&mut self, child: usize) -> Result<(), AccessDenied> {
+        let over = self.abort.is_none()
+            && self.children.get(child).is_some_and(|edge| edge.sending == Sending::Whole);
+        if over { Err(self.violation(child, Violation::Length)) } else { Ok(()) }
     }
 
     /// Whether the SEND that has arrived is a segment.
     pub(crate) fn is_segment(&self, child: usize) -> bool {
-        self.is_plain() || self.children[child].sends_segment
+        self.is_plain() || self.children[child].sending != Sending::Message
     }
 
     /// A SEND has arrived that was a segment: all of it.
@@ -225,7 +250,7 @@ impl Communicator {
             return self.end_plain(child);
         }
         let edge = &mut self.children[child];
-        edge.sends_segment = false;
+        edge.sending = Sending::Message;
         let whole = edge.progress == 0 || self.abort.is_some();
         if whole { Ok(Progress::None) } else { Err(Violation::Length) }
     }

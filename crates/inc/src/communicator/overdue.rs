@@ -10,6 +10,7 @@ use millstream_roce::{Piece, SendRequest};
 use super::{CONTROL_BASE, Child, Communicator, Progress, Tag};
 use crate::abort::{ABORT_BYTES, Abort, Overdue, Violation};
 use crate::answer::Answer;
+use crate::descriptor::DESCRIPTOR_BYTES;
 use crate::slots::ChildSet;
 
 /// A collective that somebody waits no longer for: one in the life of a communicator.
@@ -136,12 +137,16 @@ impl Communicator {
         announced.or_else(next).unwrap_or(sequence)
     }
 
-    /// What a SEND of a child is that has a message with it: who is awaited below it, or of which collective a rank
-    /// below it waits no longer.
+    /// What a SEND of a child is that has a message with it: who is awaited below it, of which collective a rank
+    /// below it waits no longer, or what a rank below it has called.
     pub(crate) fn note_below(&self, child: usize, immediate: u32, length: u32) -> Option<Answer> {
-        let whole = self.children[child].is_switch && length as usize == ABORT_BYTES;
-        let note = Answer::from_immediate(immediate).filter(|_| whole)?;
-        matches!(note, Answer::Missing(_) | Answer::Overdue(_)).then_some(note)
+        let note = Answer::from_immediate(immediate).filter(|_| self.children[child].is_switch)?;
+        let whole = match note {
+            Answer::Missing(_) | Answer::Overdue(_) => ABORT_BYTES,
+            Answer::Called(_) => DESCRIPTOR_BYTES,
+            _ => return None,
+        };
+        (length as usize == whole).then_some(note)
     }
 
     /// A switch below has answered.

@@ -49,14 +49,21 @@ impl Communicator {
             false => self.slots.open_message(segment, kernel),
         };
         let taken = taken.and_then(|()| self.slots.accumulate(segment, child, progress, payload));
-        taken.map_err(|error| {
-            let longer = matches!(error, SlotError::Length);
-            let violation = if longer { Violation::Length } else { Violation::Window };
-            let _ = self.broken(child, violation);
-            AccessDenied::InvalidRequest
-        })?;
-        self.statistics.bytes += payload.len() as u64;
-        self.children[child].progress += payload.len() as u32;
+        let length = payload.len() as u32;
+        match taken {
+            Ok(()) => self.statistics.bytes += u64::from(length),
+            // Another message was shorter. By how much is told when all of this one has come.
+            Err(SlotError::Length) if progress + length <= self.cut.segment_bytes => {
+                self.statistics.discarded_bytes += u64::from(length);
+            }
+            Err(error) => {
+                let longer = matches!(error, SlotError::Length);
+                let violation = if longer { Violation::Length } else { Violation::Window };
+                let _ = self.broken(child, violation);
+                return Err(AccessDenied::InvalidRequest);
+            }
+        }
+        self.children[child].progress += length;
         Ok(Progress::None)
     }
 

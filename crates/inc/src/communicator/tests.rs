@@ -1,6 +1,7 @@
 //! One node by itself: what comes on its ports, and what it posts on them.
 
 mod above;
+mod first_calls;
 mod overdue;
 
 use core::net::{IpAddr, Ipv4Addr};
@@ -197,18 +198,23 @@ fn a_cell_is_a_small_part_of_a_vector_in_whole_packets() {
 
 #[test]
 fn a_root_or_a_length_that_the_world_has_not_is_refused() {
-    for (descriptor, right) in [
-        (Descriptor { root: 1, ..call(0, 100) }, true),
-        (Descriptor { root: 2, ..call(0, 100) }, false),
-        (Descriptor { root: u32::MAX, ..call(0, 100) }, false),
+    for (descriptor, wrong) in [
+        (Descriptor { root: 1, ..call(0, 100) }, None),
+        (Descriptor { root: 2, ..call(0, 100) }, Some(Violation::Root)),
+        (Descriptor { root: u32::MAX, ..call(0, 100) }, Some(Violation::Root)),
         // Within the limit alone, and beyond it with the other rank's part.
-        (Descriptor { collective: Collective::AllGather, ..call(0, 1 << 45) }, true),
-        (Descriptor { collective: Collective::AllGather, ..call(0, (1 << 45) + 1) }, false),
-        (Descriptor { collective: Collective::AllReduce, ..call(0, (1 << 45) + 1) }, true),
+        (Descriptor { collective: Collective::AllGather, ..call(0, 1 << 45) }, None),
+        (
+            Descriptor { collective: Collective::AllGather, ..call(0, (1 << 45) + 1) },
+            Some(Violation::Count),
+        ),
+        (Descriptor { collective: Collective::AllReduce, ..call(0, (1 << 45) + 1) }, None),
+        // Beyond it alone.
+        (call(0, (1 << 46) + 1), Some(Violation::Count)),
+        (call(0, u64::MAX), Some(Violation::Count)),
     ] {
         let outcome = announce(&mut root(), 0, &descriptor, &[]);
-        let wanted = if right { Ok(false) } else { Err(Violation::Descriptor) };
-        assert_eq!(outcome, wanted, "{descriptor:?}");
+        assert_eq!(outcome, wrong.map_or(Ok(false), Err), "{descriptor:?}");
     }
 }
 
@@ -230,12 +236,35 @@ fn packets_of_a_segment_that_is_sent_have_the_length_of_packets_but_for_the_last
         announce(&mut node, 0, &descriptor, &[]).unwrap();
         let [piece] = node.receive_request(0, 0).pieces;
         let (last, before) = packets.split_last().unwrap();
-        for &length in before {
+        for (number, &length) in before.iter().enumerate() {
             assert!(node.store(0, piece.address, &vec![1; length]).is_ok(), "{packets:?}");
+            if number == 1 {
+                assert_eq!(node.end_segment(0), Ok(Progress::None), "the first segment");
+            }
         }
         assert_eq!(node.store(0, piece.address, &vec![1; *last]).is_ok(), right, "{packets:?}");
         let abort = Abort::Violation { rank: 0, violation: Violation::Length };
         assert_eq!(node.aborted(), (!right).then_some(abort), "{packets:?}");
+    }
+}
+
+#[test]
+fn a_send_ends_with_its_segment() {
+    // A segment of one packet, of two with another one behind it, and of two that are all.
+    for (count, packets) in [(64, 1), (200, 2), (128, 2)] {
+        for more in [1, 4, 256] {
+            let mut node = root();
+            let descriptor = Descriptor { mode: Mode::Send, ..call(0, count) };
+            announce(&mut node, 0, &descriptor, &[]).unwrap();
+            let [piece] = node.receive_request(0, 0).pieces;
+            for _ in 0..packets {
+                assert!(node.store(0, piece.address, &[1; 256]).is_ok());
+            }
+            assert!(node.is_segment(0));
+            assert!(node.store(0, piece.address, &vec![1; more]).is_err(), "{count}, {more}");
+            let abort = Abort::Violation { rank: 0, violation: Violation::Length };
+            assert_eq!(node.aborted(), Some(abort), "{count}, {more}");
+        }
     }
 }
 

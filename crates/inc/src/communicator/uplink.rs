@@ -21,7 +21,9 @@ pub(crate) struct Uplink {
     /// The queue pair can send.
     pub(super) connected: bool,
     /// Descriptors sent.
-    announced: u64,
+    pub(super) announced: u64,
+    /// Collectives up to the last one of which the first call was told.
+    pub(super) told: u64,
     /// Segments that were sent up, whole.
     sent: u64,
     /// Bytes of the next one that were.
@@ -42,6 +44,7 @@ impl Uplink {
             qpn: Qpn::default(),
             connected: false,
             announced: 0,
+            told: 0,
             sent: 0,
             sent_bytes: 0,
             results: 0,
@@ -62,6 +65,9 @@ impl Communicator {
     /// The next message to the switch above.
     pub(super) fn next_up(&mut self) -> Option<SendRequest> {
         let port = self.children.len();
+        if let Some(note) = self.next_first_call() {
+            return Some(note);
+        }
         let uplink = self.uplink.as_mut()?;
         if uplink.announced < self.called {
             let sequence = uplink.announced;

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 /// The version of the protocol.
-pub const VERSION: u32 = 10;
+pub const VERSION: u32 = 11;
 
 /// What is sent in frames.
 pub trait Message: Serialize + DeserializeOwned {
@@ -153,10 +153,10 @@ mod tests {
     #[test]
     fn the_layout_is_the_documented_one() {
         let bytes = encode(&ToController::Leave { collectives: 7 }).unwrap();
-        assert_eq!(bytes, frame(r#"{"version":10,"type":"leave","collectives":7}"#));
+        assert_eq!(bytes, frame(r#"{"version":11,"type":"leave","collectives":7}"#));
         assert_eq!(decode(&bytes), Ok(Some(ToController::Leave { collectives: 7 })));
         let bytes = encode(&ToController::Pong).unwrap();
-        assert_eq!(bytes, frame(r#"{"version":10,"type":"pong"}"#));
+        assert_eq!(bytes, frame(r#"{"version":11,"type":"pong"}"#));
         assert_eq!(decode(&bytes), Ok(Some(ToController::Pong)));
     }
 
@@ -192,26 +192,26 @@ mod tests {
             let error = decode(tls).unwrap_err().to_string();
             assert!(error.starts_with("TLS in place of"), "{error}");
         }
-        assert_eq!(decode(&frame(r#"{"version":11,"kind":"new"}"#)), Err(FrameError::Version(11)));
+        assert_eq!(decode(&frame(r#"{"version":12,"kind":"new"}"#)), Err(FrameError::Version(12)));
         for json in [
             "",
             "{",
             "[]",
             "null",
             r#"{"type":"pong"}"#,
-            r#"{"version":10}"#,
-            r#"{"version":10,"type":"none"}"#,
-            r#"{"version":10,"type":"leave"}"#,
-            r#"{"version":10,"type":"leave","collectives":-1}"#,
-            r#"{"version":10,"type":"connect","qpn":16777216,"psn":0,"path_mtu":4096}"#,
-            r#"{"version":10,"type":"connect","qpn":1,"psn":0,"path_mtu":4096}"#,
-            r#"{"version":10,"type":"connect","qpn":17,"psn":16777216,"path_mtu":4096}"#,
-            r#"{"version":10,"type":"connect","qpn":17,"psn":0,"path_mtu":1500}"#,
+            r#"{"version":11}"#,
+            r#"{"version":11,"type":"none"}"#,
+            r#"{"version":11,"type":"leave"}"#,
+            r#"{"version":11,"type":"leave","collectives":-1}"#,
+            r#"{"version":11,"type":"connect","qpn":16777216,"psn":0,"path_mtu":4096}"#,
+            r#"{"version":11,"type":"connect","qpn":1,"psn":0,"path_mtu":4096}"#,
+            r#"{"version":11,"type":"connect","qpn":17,"psn":16777216,"path_mtu":4096}"#,
+            r#"{"version":11,"type":"connect","qpn":17,"psn":0,"path_mtu":1500}"#,
         ] {
             let result = decode(&frame(json));
             assert!(matches!(result, Err(FrameError::Message(_))), "{json}: {result:?}");
         }
-        let deep = format!(r#"{{"version":10,"type":{}"#, "[".repeat((64 << 10) - 32));
+        let deep = format!(r#"{{"version":11,"type":{}"#, "[".repeat((64 << 10) - 32));
         assert!(matches!(decode(&frame(&deep)), Err(FrameError::Message(_))));
     }
 

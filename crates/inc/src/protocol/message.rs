@@ -706,7 +706,7 @@ mod tests {
     #[test]
     fn commands_carry_their_term() {
         let command = Commanded { term: 7, message: FromController::Registered };
-        let text = r#"{"version":10,"term":7,"type":"registered"}"#;
+        let text = r#"{"version":11,"term":7,"type":"registered"}"#;
         assert_eq!(&encode(&command).unwrap()[4..], text.as_bytes());
         // One without is no command.
         let mut decoder = FrameDecoder::new();
@@ -748,11 +748,11 @@ mod tests {
             edges: vec![SwitchEdge { rank: 3, qpn, psn }],
             uplink: Some(SwitchUplink { qpn, psn }),
         };
-        let text = r#"{"version":10,"type":"communicator_created","communicator":9,"edges":[{"rank":3,"qpn":17,"psn":5}],"uplink":{"qpn":17,"psn":5}}"#;
+        let text = r#"{"version":11,"type":"communicator_created","communicator":9,"edges":[{"rank":3,"qpn":17,"psn":5}],"uplink":{"qpn":17,"psn":5}}"#;
         assert_eq!(&encode(&created).unwrap()[4..], text.as_bytes());
         let address = IpAddr::from([127, 0, 0, 1]);
         let connect = FromController::ConnectParent { communicator: 9, address, qpn, psn };
-        let text = r#"{"version":10,"type":"connect_parent","communicator":9,"address":"127.0.0.1","qpn":17,"psn":5}"#;
+        let text = r#"{"version":11,"type":"connect_parent","communicator":9,"address":"127.0.0.1","qpn":17,"psn":5}"#;
         assert_eq!(&encode(&connect).unwrap()[4..], text.as_bytes());
     }
 }

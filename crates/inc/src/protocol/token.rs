@@ -86,7 +86,7 @@ mod tests {
         decoder.extend(&bytes);
         assert_eq!(decoder.next_message(), Ok(Some(message)));
         for body in ["0", "0g", "+1", "\u{e9}"] {
-            let json = format!(r#"{{"version":10,"type":"token","body":"{body}"}}"#);
+            let json = format!(r#"{{"version":11,"type":"token","body":"{body}"}}"#);
             let mut decoder = FrameDecoder::new();
             decoder.extend(&(json.len() as u32).to_be_bytes());
             decoder.extend(json.as_bytes());

@@ -7,7 +7,7 @@ use millstream_roce::{
 use millstream_wire::{Mtu, Psn, Qpn};
 use thiserror::Error;
 
-use super::SwitchNode;
+use super::{MAX_QUEUE_PAIRS, SwitchNode};
 use crate::communicator::{Communicator, Progress};
 use crate::mix::{STEP, mix};
 use crate::slots::Slots;
@@ -56,6 +56,17 @@ pub enum CreateError {
     TooMany {
         /// How many.
         limit: usize,
+    },
+    /// It has more ports than the switch has queue pairs left.
+    #[error(
+        "the communicator needs {needed} queue pairs and the switch has {available} left of \
+         {MAX_QUEUE_PAIRS}: let it have fewer children, or start the switch with more shards"
+    )]
+    QueuePairs {
+        /// How many ports it has.
+        needed: usize,
+        /// What is left.
+        available: usize,
     },
     /// It would take more memory than is left.
     #[error(
@@ -123,6 +134,11 @@ impl SwitchNode {
         }
         if self.communicators.len() >= self.config.max_communicators {
             return Err(CreateError::TooMany { limit: self.config.max_communicators });
+        }
+        let ports = spec.children.len() + usize::from(spec.has_parent);
+        let available = MAX_QUEUE_PAIRS.saturating_sub(self.edges.len());
+        if ports > available {
+            return Err(CreateError::QueuePairs { needed: ports, available });
         }
         let (needed, available) =
             (spec.memory_bytes(), self.config.max_memory.saturating_sub(self.memory_used));
@@ -325,6 +341,7 @@ impl SwitchNode {
     fn destroy(&mut self, id: u64) -> bool {
         let Some(index) = self.communicators.remove(&id) else { return false };
         self.uplinks.remove(&id);
+        self.ending.retain(|&(_, ending)| ending != index);
         self.edges.retain(|&qpn, &mut (other, _)| {
             if other == index {
                 self.endpoint.destroy_queue_pair(qpn);

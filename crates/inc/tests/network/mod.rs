@@ -8,7 +8,7 @@ use core::cmp::Reverse;
 use core::net::{IpAddr, Ipv4Addr};
 use core::ops::Range;
 use core::time::Duration;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeMap, BinaryHeap};
 
 use millstream_inc::{
     ChildSpec, Collective, CollectiveCall, CollectiveError, CommunicatorOptions, CommunicatorSpec,
@@ -134,6 +134,8 @@ pub struct Network {
     pub setup: Setup,
     pub events: Vec<SwitchEvent>,
     pub random: Random,
+    /// The last acknowledgement that each has sent, by address.
+    acknowledgements: BTreeMap<IpAddr, Vec<u8>>,
     flights: BinaryHeap<Flight>,
     sent: u64,
 }
@@ -246,6 +248,7 @@ impl Network {
             setup,
             events: Vec::new(),
             random,
+            acknowledgements: BTreeMap::new(),
             flights: BinaryHeap::new(),
             sent: 0,
         };
@@ -276,6 +279,21 @@ impl Network {
     /// A switch: the first is the root's.
     pub fn switch_number(&self, number: usize) -> &SwitchNode {
         number.checked_sub(1).map_or(&self.switch, |other| &self.others[other])
+    }
+
+    pub fn switch_number_mut(&mut self, number: usize) -> &mut SwitchNode {
+        match number.checked_sub(1) {
+            None => &mut self.switch,
+            Some(other) => &mut self.others[other],
+        }
+    }
+
+    /// The acknowledgement of so many packets more than the last one of a host was for.
+    pub fn next_acknowledgement(&self, host: usize, packets: u32) -> Vec<u8> {
+        let mut datagram = self.acknowledgements[&self.hosts[host].address].clone();
+        let psn = Psn::from_bytes([datagram[9], datagram[10], datagram[11]]).add(packets);
+        datagram[9..12].copy_from_slice(&psn.to_bytes());
+        datagram
     }
 
     fn is_dead(&self, index: usize) -> bool {
@@ -315,6 +333,9 @@ impl Network {
         let Faults { loss, duplication, reordering, corruption, acknowledgement_loss } =
             self.setup.faults;
         let acknowledgement = datagram[0] == Opcode::RcAcknowledge as u8;
+        if acknowledgement {
+            self.acknowledgements.insert(source, datagram.clone());
+        }
         if acknowledgement && self.random.chance(acknowledgement_loss) {
             return;
         }
