@@ -14,12 +14,17 @@ mod topology;
 mod trees;
 mod world;
 
+use core::time::Duration;
+use std::sync::Arc;
+
 use millstream_wire::{Mtu, Psn, Qpn};
 
 use super::*;
 use crate::CommunicatorOptions;
+use crate::plan::FanIn;
 use crate::protocol::{Failover, Hello, Plan, Presence, SwitchChild, SwitchEdge, SwitchReport};
 use crate::ranks::Ranks;
+use crate::topology::Topology;
 use world::{World, group_ready, hello, seconds};
 
 const SWITCH: ConnectionId = ConnectionId(1000);
