@@ -39,7 +39,7 @@ pub use config::ControllerConfig;
 pub use counted::PortRates;
 pub use given::{EdgeEnd, PlacedEdge, PlacedNode, Placement, PlacementChange};
 pub use group::GroupState;
-use group::{End, Group, HostEnd, Step};
+use group::{End, Group, Step};
 use inventory::Held;
 pub use overview::{
     CommunicatorOverview, EdgeOverview, EndOverview, GroupOverview, LeadershipOverview,
@@ -51,8 +51,8 @@ pub use record::{Departed, MAX_RECORD_BYTES, Record, RecordError, StandBy};
 
 use crate::plan::{Forest, SwitchId};
 use crate::protocol::{
-    AbortReason, Awaited, FrameError, FromController, MAX_NAME_BYTES, Refusal, SwitchLimits,
-    SwitchReport, ToController, TokenProblem, shortened,
+    AbortReason, Awaited, FrameError, FromController, HostQueuePair, MAX_NAME_BYTES, Refusal,
+    SwitchLimits, SwitchReport, ToController, TokenProblem, shortened,
 };
 use crate::topology::SwitchIndex;
 use record::Records;
@@ -349,9 +349,12 @@ impl Controller {
             ) => {
                 self.counted(id, communicator, (at_ns, collectives), &ports);
             }
-            (Role::Host { group, rank }, ToController::Connect { qpn, psn, path_mtu, more }) => {
-                let more = more.into_iter().map(|end| HostEnd { qpn: end.qpn, psn: end.psn });
-                let ends = [HostEnd { qpn, psn }].into_iter().chain(more).collect();
+            (
+                Role::Host { group, rank },
+                ToController::Connect { qpn, psn, path_mtu, receive_share, more },
+            ) => {
+                let first = HostQueuePair { qpn, psn, receive_share };
+                let ends = [first].into_iter().chain(more).collect();
                 self.connect(connection, group, rank, path_mtu, ends);
             }
             (Role::Host { group, rank }, ToController::Leave { collectives }) => {
