@@ -65,6 +65,8 @@ pub(crate) struct Edge {
     pub(crate) qpn: millstream_verbs::Qpn,
     pub(crate) psn: Psn,
     pub(crate) path_mtu: Mtu,
+    /// Bytes that may be in flight to it.
+    pub(crate) receive_share: Option<u32>,
 }
 
 /// Acknowledgement timeout on the way to the switch: 4.096 us * 2^16 = 0.27 s. A switch that is
@@ -178,6 +180,7 @@ impl Engine {
             // The switch asks for patience when descriptors come too fast; deadlines end that.
             rnr_retry: Some(7),
             initiator_depth: Some(0),
+            send_window_bytes: edge.receive_share,
             ..none
         })?;
         self.advance(&mut self.lock(), tree);

@@ -105,6 +105,8 @@ impl HostedSwitch {
         let (events, happened) = mpsc::channel();
         let progress = Arc::new(Announcer { events, waiters: Waiters::default() });
         let running = RunningSwitch::start(opened, node, Announces(Arc::clone(&progress)))?;
+        let budget = running.shared().socket_info().receive_budget();
+        running.shared().lock_regardless().set_receive_budget(budget);
         Ok((Self { running, progress, nodes: Mutex::default() }, happened))
     }
 
@@ -122,8 +124,9 @@ impl HostedSwitch {
             return Ok(Some(self.create(&spec)));
         }
         Ok(match message {
-            FromController::ConnectParent { communicator, address, qpn, psn } => {
-                Some(self.connect_parent(communicator, &ParentSpec { address, qpn, psn }))
+            FromController::ConnectParent { communicator, address, qpn, psn, receive_share } => {
+                let parent = ParentSpec { address, qpn, psn, receive_share };
+                Some(self.connect_parent(communicator, &parent))
             }
             FromController::DestroyCommunicator { communicator } => self
                 .destroy(communicator)

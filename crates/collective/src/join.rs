@@ -302,13 +302,12 @@ fn join_once(
         for (tree, (device, domain)) in ways.enumerate().skip(ends.len()) {
             ends.push(TreeEnd::new(device, domain, &host, &slot, tree)?);
         }
-        let of = |end: &TreeEnd| HostQueuePair { qpn: end.pair.number(), psn: end.psn };
-        let mut pairs = ends[..trees.switches.len()].iter().map(of);
-        let Some(HostQueuePair { qpn, psn }) = pairs.next() else {
+        let mut pairs = ends[..trees.switches.len()].iter().map(TreeEnd::described);
+        let Some(HostQueuePair { qpn, psn, receive_share }) = pairs.next() else {
             unreachable!("there is a switch, and an end for each")
         };
         let (path_mtu, more) = (trees.path_mtu()?, pairs.collect());
-        talk.send(&ToController::Connect { qpn, psn, path_mtu, more })?;
+        talk.send(&ToController::Connect { qpn, psn, path_mtu, receive_share, more })?;
         match talk.next()? {
             FromController::Plan(plan) => break plan,
             // A switch has refused a tree, and these are others, whose nodes may have more children.
@@ -353,17 +352,19 @@ fn join_once(
     };
     ends.truncate(trees.switches.len());
     let path_mtu = plan.path_mtu;
-    let more = plan.more.iter().map(|tree| Edge { qpn: tree.qpn, psn: tree.psn, path_mtu });
-    let edges = [Edge { qpn: plan.qpn, psn: plan.psn, path_mtu }].into_iter().chain(more);
+    let edge = |qpn, psn, receive_share| Edge { qpn, psn, path_mtu, receive_share };
+    let more = plan.more.iter().map(|tree| edge(tree.qpn, tree.psn, tree.receive_share));
+    let edges = [edge(plan.qpn, plan.psn, plan.receive_share)].into_iter().chain(more);
     let psns: Vec<Psn> = ends.iter().map(|end| end.psn).collect();
     let mut connected = Vec::new();
     for ((end, &switch), device) in ends.into_iter().zip(&trees.switches).zip(trees.devices()) {
-        let TreeEnd { control, pair, .. } = end;
+        let TreeEnd { control, pair, receive_share, .. } = end;
         let (control_key, control_address) = control.place();
         let host = HostConfig { path_mtu, control_key, control_address, ..host };
         let worker = HostWorker::of_ranks(host, plan.ranks.clone())?;
         let tree = Tree::new(worker, control, MAX_STARTED);
-        connected.push((tree, Link { pair, device: device.clone(), switch }));
+        let device = device.clone();
+        connected.push((tree, Link { pair, device, switch, _receive_share: receive_share }));
     }
     let engine = Engine::new(connected, trees.devices.len(), config.world, &slot);
     if plan.failover == Failover::On {

@@ -13,7 +13,7 @@ use millstream_inc::{
 };
 use millstream_verbs::{
     Completion, CompletionStatus, Device, QueuePair, QueuePairAttributes, QueuePairState,
-    ReceiveRequest, SendRequest,
+    ReceiveRequest, ReceiveShare, SendRequest,
 };
 
 use overwritten::{Overwritten, overwrites};
@@ -67,6 +67,8 @@ pub(crate) struct Link {
     pub(crate) pair: QueuePair,
     pub(crate) device: Device,
     pub(crate) switch: IpAddr,
+    /// What the switch may have in flight to the pair.
+    pub(crate) _receive_share: Option<ReceiveShare>,
 }
 
 /// The state of a tree.

@@ -479,10 +479,13 @@ fn pretend_switch(controller: SocketAddr) {
         match message {
             FromController::Ping => say(&ToController::Pong),
             FromController::CreateCommunicator { communicator, children, .. } => {
+                let told = |child: &SwitchChild| child.receive_share.is_some();
+                assert!(children.iter().all(told), "hosts tell how much they have room for");
                 let edge = |child: &SwitchChild| SwitchEdge {
                     rank: child.ranks.first().unwrap(),
                     qpn: Qpn::new(77),
                     psn: Psn::new(0),
+                    receive_share: None,
                 };
                 let edges = children.iter().map(edge).collect();
                 say(&ToController::CommunicatorCreated { communicator, edges, uplink: None });

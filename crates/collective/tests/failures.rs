@@ -79,8 +79,15 @@ impl Dummy {
     fn get_ready(&mut self) {
         assert!(matches!(self.hear(), FromController::GroupReady { .. }));
         let (qpn, psn) = (Qpn::new(77), Psn::new(0));
-        self.say(&ToController::Connect { qpn, psn, path_mtu: Mtu::B4096, more: Vec::new() });
-        assert!(matches!(self.hear(), FromController::Plan(_)));
+        self.say(&ToController::Connect {
+            qpn,
+            psn,
+            path_mtu: Mtu::B4096,
+            more: Vec::new(),
+            receive_share: None,
+        });
+        let FromController::Plan(plan) = self.hear() else { panic!("a plan") };
+        assert!(plan.receive_share.is_some(), "the switch has told how much it has room for");
     }
 }
 

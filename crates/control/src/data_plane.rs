@@ -96,7 +96,10 @@ impl DataPlane {
         // while nothing is being sent (see there); in a failed `create_prepared`, before
         // there is anything to send; and with the node, after its thread has ended: `DataPlane::shared`
         // can only keep the node longer.
-        unsafe { Progress::run(opened, node, AfterRound::new(after_round)) }
+        let progress = unsafe { Progress::run(opened, node, AfterRound::new(after_round)) }?;
+        let budget = progress.shared().socket_info().receive_budget();
+        progress.shared().lock_regardless().set_receive_budget(budget);
+        Ok(progress)
     }
 
     pub(crate) fn address(&self) -> IpAddr {

@@ -348,8 +348,8 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
             FromController::CreateCommunicator { .. } => {
                 spec.map(|spec| self.create(&spec, &message))
             }
-            FromController::ConnectParent { communicator, address, qpn, psn } => {
-                let parent = ParentSpec { address, qpn, psn };
+            FromController::ConnectParent { communicator, address, qpn, psn, receive_share } => {
+                let parent = ParentSpec { address, qpn, psn, receive_share };
                 Some(self.connect_parent(communicator, &parent))
             }
             FromController::DestroyCommunicator { communicator } => self.destroy(communicator),

@@ -247,6 +247,7 @@ impl PlayedController {
             address: address(),
             qpn: Qpn::new(9),
             psn: Psn::new(rank),
+            receive_share: None,
         };
         self.switch.command(
             self.term,
@@ -328,7 +329,10 @@ fn a_switch_does_what_its_controller_says() {
     let (qpn, psn) = (Qpn::new(9), Psn::new(0));
     for communicator in [9, 10] {
         let address = address();
-        played.switch.command(7, FromController::ConnectParent { communicator, address, qpn, psn });
+        played.switch.command(
+            7,
+            FromController::ConnectParent { communicator, address, qpn, psn, receive_share: None },
+        );
         let reason = format!(
             "it cannot be connected to the one at {address}: \
              there is no such communicator, or it has no node above"
@@ -427,7 +431,14 @@ fn a_report_that_may_be_lost_with_the_connection_is_said_again() {
     let mut played = PlayedController::start();
     let (host, psn) = (address(), Psn::new(5));
     let ranks = Ranks::one(0);
-    let child = SwitchChild { ranks, is_switch: false, address: host, qpn: Qpn::new(9), psn };
+    let child = SwitchChild {
+        ranks,
+        is_switch: false,
+        address: host,
+        qpn: Qpn::new(9),
+        psn,
+        receive_share: None,
+    };
     played.switch.command(
         played.term,
         FromController::CreateCommunicator {

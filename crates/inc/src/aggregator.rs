@@ -207,6 +207,7 @@ mod tests {
             qpn: Qpn::new(5),
             psn: Psn::new(0),
             is_switch: false,
+            receive_share: None,
         };
         CommunicatorSpec {
             id: 1,

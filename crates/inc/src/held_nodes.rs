@@ -187,6 +187,7 @@ mod tests {
             qpn: Qpn::new(rank + 100),
             psn: Psn::new(0),
             is_switch,
+            receive_share: None,
         };
         FromController::CreateCommunicator {
             communicator,

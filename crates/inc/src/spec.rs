@@ -47,6 +47,8 @@ pub struct ChildSpec {
     pub psn: Psn,
     /// Whether it is a switch.
     pub is_switch: bool,
+    /// Bytes that may be in flight to it, as [`millstream_roce::QueuePairAttributes::send_window_bytes`].
+    pub receive_share: Option<u32>,
 }
 
 /// The node above: where its switch is, and the queue pair that it has for this node.
@@ -58,6 +60,8 @@ pub struct ParentSpec {
     pub qpn: Qpn,
     /// The first packet sequence number that it sends.
     pub psn: Psn,
+    /// Bytes that may be in flight to it, as [`millstream_roce::QueuePairAttributes::send_window_bytes`].
+    pub receive_share: Option<u32>,
 }
 
 /// What the ranks of a communicator may ask for. What one of them asks for, all have.
@@ -301,7 +305,14 @@ mod tests {
 
     fn child(ranks: Ranks, is_switch: bool) -> ChildSpec {
         let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
-        ChildSpec { ranks, address, qpn: Qpn::new(5), psn: Psn::new(0), is_switch }
+        ChildSpec {
+            ranks,
+            address,
+            qpn: Qpn::new(5),
+            psn: Psn::new(0),
+            is_switch,
+            receive_share: None,
+        }
     }
 
     /// A host and a switch with two ranks.

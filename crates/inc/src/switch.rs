@@ -141,6 +141,8 @@ pub struct SwitchNode {
     edges: BTreeMap<Qpn, (u32, usize)>,
     /// Ways up that are not connected yet, by number.
     uplinks: BTreeMap<u64, (Uplink, Mtu)>,
+    /// Bytes of the receive buffer that those at the other ends of a communicator's ports may fill, by number.
+    granted: BTreeMap<u64, u64>,
     /// By index.
     queues: Vec<Option<CompletionQueueId>>,
     memory_used: u64,
@@ -173,6 +175,7 @@ impl SwitchNode {
             communicators: BTreeMap::new(),
             edges: BTreeMap::new(),
             uplinks: BTreeMap::new(),
+            granted: BTreeMap::new(),
             queues: Vec::new(),
             memory_used: 0,
             touched: Vec::new(),
@@ -190,6 +193,12 @@ impl SwitchNode {
     /// What it was made with.
     pub fn config(&self) -> &SwitchConfig {
         &self.config
+    }
+
+    /// Says how many bytes of packets its receive buffer holds, which the ports of all communicators share: those at their
+    /// other ends are to be told how much of it they may fill ([`Edge::receive_share`]). Without this there is no limit.
+    pub fn set_receive_budget(&mut self, bytes: u64) {
+        self.endpoint.set_receive_budget(bytes);
     }
 
     /// What its endpoint has counted.

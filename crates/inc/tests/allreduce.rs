@@ -191,6 +191,7 @@ fn nearest_to_the_end(seed: u64) -> u32 {
         qpn: Qpn::new(9),
         psn: Psn::new(0),
         is_switch: false,
+        receive_share: None,
     };
     let spec = CommunicatorSpec {
         id: 1,

@@ -122,7 +122,7 @@ impl World {
                 FromController::GroupReady { .. } => {
                     let (qpn, psn) = (Qpn::new(connection.0 as u32 & 0xffff), Psn::new(1));
                     let (path_mtu, more) = (Mtu::B1024, Vec::new());
-                    Some(ToController::Connect { qpn, psn, path_mtu, more })
+                    Some(ToController::Connect { qpn, psn, path_mtu, more, receive_share: None })
                 }
                 FromController::Plan(_) => {
                     self.planned += 1;

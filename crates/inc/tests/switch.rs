@@ -23,6 +23,7 @@ fn spec(id: u64, children: u32) -> CommunicatorSpec {
         qpn: Qpn::new(0x100 + rank),
         psn: Psn::new(rank),
         is_switch: false,
+        receive_share: None,
     };
     CommunicatorSpec {
         id,

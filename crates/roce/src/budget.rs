@@ -23,6 +23,13 @@ const MAX_SHARE: u64 = 8;
 /// The least: with less, a connection that has the device for itself is slow.
 const MIN_SHARE: u64 = 128 << 10;
 
+/// The least that each of several peers gets which come together, if that fits for all of them: with less, few packets go
+/// at a time, and each train of them costs as much as a longer one.
+const MIN_COMMON_SHARE: u64 = 32 << 10;
+
+/// Peers that come together get this part of the budget at least, whatever others were granted.
+const MIN_COMMON_PART: u64 = 4;
+
 /// What peers were granted leaves this part of the budget for answers to our own requests, however
 /// many peers there are.
 const OWN_SHARE: u64 = 4;
@@ -131,6 +138,18 @@ impl ReceiveBudget {
         Some(share)
     }
 
+    /// The share of each of so many more peers, which come together and send at the same time: what it can use, but no
+    /// more than its part of half of what is left. As long as there is a quarter, all shares fit together.
+    pub(crate) fn grant_each(&mut self, peers: u64, usable: u64) -> Option<u64> {
+        let limit = self.limit?;
+        let peers = peers.max(1);
+        let left = limit.saturating_sub(self.granted);
+        let fair = (left / 2).max(limit / MIN_COMMON_PART) / peers;
+        let share = fair.max(MIN_COMMON_SHARE.min(limit / peers)).min(usable);
+        self.granted += share * peers;
+        Some(share)
+    }
+
     /// A peer is gone.
     pub(crate) fn withdraw(&mut self, share: u64) {
         self.granted = self.granted.saturating_sub(share);
@@ -209,5 +228,42 @@ mod tests {
         (0..101).for_each(|_| budget.withdraw(MIN_SHARE));
         assert_eq!(budget.grant(u64::MAX), Some(limit / 8));
         assert_eq!(budget.grant(1000), Some(1000), "nobody gets more than it can use");
+    }
+
+    #[test]
+    fn who_comes_together_shares_alike() {
+        let limit = 16 << 20;
+        let mut budget = budget(limit);
+        assert_eq!(budget.grant_each(8, 500_000), Some(500_000), "no more than it can use");
+        budget.withdraw(8 * 500_000);
+        assert_eq!(budget.grant_each(64, u64::MAX), Some(limit / 2 / 64));
+        assert_eq!(budget.grant_each(64, u64::MAX), Some(limit / 4 / 64));
+        assert_eq!(budget.grant_each(64, u64::MAX), Some(limit / 4 / 64));
+        assert_eq!(budget.granted, limit);
+        // From here on they do not fit, and nobody is starved.
+        assert_eq!(budget.grant_each(64, u64::MAX), Some(limit / 4 / 64));
+        for _ in 0..2 {
+            budget.withdraw(limit / 2);
+        }
+        assert_eq!(budget.grant_each(2, u64::MAX), Some(3 * limit / 16));
+    }
+
+    #[test]
+    fn of_a_small_buffer_those_that_come_together_take_all() {
+        for (limit, peers, share) in [
+            (4 << 20, 64, 32 << 10),
+            (2 << 20, 64, 32 << 10),
+            (1 << 20, 64, 16 << 10),
+            (280 << 10, 8, 32 << 10),
+            (208 << 10, 8, 26 << 10),
+            (208 << 10, 2, 52 << 10),
+            (63, 64, 0),
+        ] {
+            let mut budget = budget(limit);
+            assert_eq!(budget.grant_each(peers, u64::MAX), Some(share), "{limit}, {peers}");
+            assert!(budget.granted <= limit);
+        }
+        let mut unlimited = ReceiveBudget::UNLIMITED;
+        assert_eq!(unlimited.grant_each(8, 1), None);
     }
 }

@@ -22,6 +22,7 @@ use crate::notifications::Notifications;
 use crate::numbers::{INDEX_BITS, Numbers};
 use crate::queue_pair::QueuePair;
 use crate::receives::{Receives, SharedReceiveQueues};
+use crate::requester::window_limit;
 use crate::timers::Timers;
 use crate::work::{Piece, ReceiveRequest, SendRequest};
 
@@ -179,6 +180,16 @@ impl<M: Memory> Endpoint<M> {
         let window = u64::from(self.shared.config.max_window);
         let packet = cost(Mtu::B4096.bytes() as u64, 1);
         self.shared.budget.grant(window.saturating_mul(packet).saturating_mul(queue_pairs as u64))
+    }
+
+    /// What each of so many new peers is to be told that it may have in flight to one queue pair of this device, in bytes
+    /// as of [`Endpoint::grant_receive_share`]: of peers that come together and send at the same time, as the children of
+    /// a switch do. It is as much as one such queue pair has in flight with this path MTU, but its part of half of the
+    /// budget that no other peer has at most; of a buffer too small for that, its part of all. `None` when there is no limit.
+    pub fn grant_receive_shares(&mut self, peers: usize, path_mtu: Mtu) -> Option<u64> {
+        let window = u64::from(window_limit(self.shared.config.max_window, path_mtu));
+        let packet = cost(path_mtu.bytes() as u64, 1);
+        self.shared.budget.grant_each(peers as u64, window.saturating_mul(packet))
     }
 
     /// A peer that was granted this is gone.

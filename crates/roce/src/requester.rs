@@ -154,6 +154,18 @@ impl SendWork {
     }
 }
 
+/// How many packets go where one of the largest would.
+fn window_scale(mtu: Mtu) -> u32 {
+    let scale = (Mtu::B4096.bytes() / mtu.bytes()) as u32;
+    scale.min(4)
+}
+
+/// How many packets may be in flight. The limit is stated for the largest packets; what it protects is the receiver's
+/// buffer.
+pub(crate) fn window_limit(max_window: u32, mtu: Mtu) -> u32 {
+    max_window.saturating_mul(window_scale(mtu))
+}
+
 impl Requester {
     pub(crate) fn new(
         max_queue: usize,
@@ -201,10 +213,7 @@ impl Requester {
         self.next = first;
         self.sent = first;
         self.posted = first;
-        // The limit is stated for the largest packets; what it protects is the receiver's buffer.
-        let scale = (Mtu::B4096.bytes() / mtu.bytes()) as u32;
-        let scale = scale.min(4);
-        let limit = max_window.saturating_mul(scale);
+        let (scale, limit) = (window_scale(mtu), window_limit(max_window, mtu));
         self.window = Window::new(limit);
         let longest = READ_CHUNK.1 * u64::from(scale);
         let chunk = (u64::from(limit) / 4).clamp(READ_CHUNK.0, longest);

@@ -58,6 +58,8 @@ pub(crate) struct Remote {
     pub(crate) send_psn: Psn,
     /// The first number that it sends.
     pub(crate) receive_psn: Psn,
+    /// Bytes that may be in flight to it, if it has said that.
+    pub(crate) receive_share: Option<u32>,
 }
 
 /// Takes a new queue pair to "ready to send".
@@ -94,7 +96,7 @@ pub(crate) fn connect<M: Memory>(
             retry_count: Some(options.retry_count),
             rnr_retry: Some(options.rnr_retry),
             initiator_depth: Some(options.reads),
-            send_window_bytes: options.send_window_bytes,
+            send_window_bytes: remote.receive_share.or(options.send_window_bytes),
             ..none
         },
     ];

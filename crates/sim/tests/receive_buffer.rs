@@ -1,10 +1,12 @@
 //! Many connections and one receive buffer: with a budget for it nothing is dropped for want of room,
-//! and without one much is.
+//! and without one much is. The same for collectives, whose switches have many senders.
 
 use core::time::Duration;
 
 use millstream_roce::Counters;
 use millstream_sim::plan::Kind;
+use millstream_sim::scenarios::allreduce::{AllReduceOptions, Reduction};
+use millstream_sim::scenarios::inc_scale::run_buffered;
 use millstream_sim::scenarios::transfer::{Transfer, TransferOptions};
 use millstream_sim::{ConnectionOptions, Happening, HostOptions, LinkOptions, Probability};
 use millstream_wire::Mtu;
@@ -110,4 +112,70 @@ fn a_tiny_budget_and_every_fault_end_well() {
             ..usual
         });
     }
+}
+
+/// The kernel's account, of machines that are busy with other things for long enough to have all windows in there.
+fn short(receive_buffer: u64) -> HostOptions {
+    HostOptions { coalescing: Duration::from_micros(100), receive_buffer, ..HostOptions::default() }
+}
+
+/// Sums of hosts below one switch: how many datagrams found a buffer full. Every element of every sum is checked.
+fn sum(options: AllReduceOptions) -> u64 {
+    let mut reduction = Reduction::new(&AllReduceOptions {
+        counts: vec![128 << 10, 1, 128 << 10],
+        segment_bytes: 256 << 10,
+        window: 8,
+        link: LinkOptions { queue_bytes: u64::MAX, ..LinkOptions::new(100_000_000_000, LATENCY) },
+        connection: ConnectionOptions {
+            path_mtu: Mtu::B4096,
+            timeout: 18,
+            reads: 0,
+            ..ConnectionOptions::default()
+        },
+        call_limit: Duration::from_secs(600),
+        time_limit: Duration::from_secs(3600),
+        ..options
+    });
+    reduction.run();
+    let failures: Vec<_> = reduction.failures().collect();
+    assert!(failures.is_empty(), "{failures:?}");
+    let report = reduction.report();
+    assert!(report.passed(), "{report}");
+    reduction.simulation.count(Happening::ReceiveBufferFull)
+}
+
+#[test]
+fn hosts_below_a_switch_divide_its_buffer() {
+    let buffer = 4 << 20;
+    for seed in 1..3 {
+        let without = AllReduceOptions { seed, hosts: 64, ..AllReduceOptions::default() };
+        let without = AllReduceOptions { switch: Some(short(buffer)), ..without };
+        let with = AllReduceOptions { receive_budget: Some(buffer / 2), ..without.clone() };
+        let dropped = sum(without);
+        assert!(dropped > 100, "seed {seed}: {dropped} without");
+        assert_eq!(sum(with), 0, "seed {seed}");
+    }
+}
+
+#[test]
+fn a_switch_sends_a_host_no_more_than_that_has_room_for() {
+    for seed in 1..5 {
+        let without = AllReduceOptions { seed, hosts: 2, ..AllReduceOptions::default() };
+        let switch = Some(HostOptions::default());
+        let without = AllReduceOptions { host: short(BUFFER), switch, ..without };
+        let with = AllReduceOptions { host_budget: Some(BUFFER / 2), ..without.clone() };
+        let dropped = sum(without);
+        assert!(dropped > 20, "seed {seed}: {dropped} without");
+        assert_eq!(sum(with), 0, "seed {seed}");
+    }
+}
+
+#[test]
+fn switches_below_a_switch_divide_its_buffer() {
+    let (bytes, buffer) = (512 << 10, 4 << 20);
+    let (dropped, report) = run_buffered(1, 64, bytes, buffer, false);
+    assert!(dropped > 100 && report.passed(), "{dropped} without, {report}");
+    let (dropped, report) = run_buffered(1, 64, bytes, buffer, true);
+    assert_eq!(dropped, 0, "{report}");
+    assert!(report.passed(), "{report}");
 }

@@ -26,6 +26,11 @@ impl ReceiveShare {
     pub fn bytes(&self) -> u64 {
         self.each.iter().sum()
     }
+
+    /// How much of it is for a single queue pair, which is of one shard.
+    pub fn bytes_of_one(&self) -> u64 {
+        self.each.iter().copied().min().unwrap_or_default()
+    }
 }
 
 impl Drop for ReceiveShare {

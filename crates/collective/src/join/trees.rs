@@ -3,9 +3,11 @@
 use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
 
+use millstream_inc::protocol::HostQueuePair;
 use millstream_inc::{ACKNOWLEDGEMENT_DELAY, CONTROL_BYTES, HostConfig};
 use millstream_verbs::{
     Device, Mtu, ProtectionDomain, Psn, QueuePair, QueuePairCapabilities, QueuePairOptions,
+    ReceiveShare,
 };
 
 use crate::JoinError;
@@ -50,6 +52,8 @@ pub(super) struct TreeEnd {
     pub(super) pair: QueuePair,
     pub(super) control: ControlBlock<CONTROL_BYTES>,
     pub(super) psn: Psn,
+    /// What the switch may have in flight to the pair; none where nothing limits it.
+    pub(super) receive_share: Option<ReceiveShare>,
 }
 
 impl TreeEnd {
@@ -73,6 +77,14 @@ impl TreeEnd {
             ..QueuePairOptions::new(&completions, capabilities)
         })?;
         let psn = Psn::from_extended(RandomState::new().hash_one(pair.number().value()));
-        Ok(Self { pair, control, psn })
+        let receive_share = device.grant_receive_share(1);
+        Ok(Self { pair, control, psn, receive_share })
+    }
+
+    /// What the controller is told of it.
+    pub(super) fn described(&self) -> HostQueuePair {
+        let bytes = self.receive_share.as_ref().map(ReceiveShare::bytes_of_one);
+        let receive_share = bytes.map(|bytes| u32::try_from(bytes).unwrap_or(u32::MAX));
+        HostQueuePair { qpn: self.pair.number(), psn: self.psn, receive_share }
     }
 }

@@ -50,16 +50,22 @@ impl Lab {
             FromController::GroupReady { .. } => {
                 self.say(
                     connection,
-                    ToController::Connect { qpn, psn, path_mtu: Mtu::B1024, more: Vec::new() },
+                    ToController::Connect {
+                        qpn,
+                        psn,
+                        path_mtu: Mtu::B1024,
+                        more: Vec::new(),
+                        receive_share: None,
+                    },
                 );
             }
             FromController::CreateCommunicator { communicator, has_parent, children, .. } => {
                 let edge = |rank: Option<u32>| {
                     let (qpn, psn) = self.qpn();
-                    SwitchEdge { rank: rank.unwrap(), qpn, psn }
+                    SwitchEdge { rank: rank.unwrap(), qpn, psn, receive_share: None }
                 };
                 let edges = children.iter().map(|child| child.ranks.first()).map(edge).collect();
-                let uplink = has_parent.then_some(SwitchUplink { qpn, psn });
+                let uplink = has_parent.then_some(SwitchUplink { qpn, psn, receive_share: None });
                 self.say(
                     connection,
                     ToController::CommunicatorCreated { communicator, edges, uplink },

@@ -18,7 +18,7 @@ const SEGMENT_BYTES: u32 = 512;
 fn child(ranks: Range<u32>, is_switch: bool) -> ChildSpec {
     let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
     let ranks = [ranks].into_iter().collect();
-    ChildSpec { ranks, address, qpn: Qpn::new(5), psn: Psn::new(0), is_switch }
+    ChildSpec { ranks, address, qpn: Qpn::new(5), psn: Psn::new(0), is_switch, receive_share: None }
 }
 
 fn host(rank: u32) -> ChildSpec {

@@ -4,7 +4,7 @@ use core::net::IpAddr;
 use std::collections::{BTreeMap, BTreeSet};
 
 use millstream_roce::Instant;
-use millstream_wire::{Mtu, Psn, Qpn};
+use millstream_wire::Mtu;
 
 use super::ConnectionId;
 use super::counted::Counted;
@@ -14,8 +14,8 @@ use super::quotas::Owner;
 use super::resume::Revived;
 use crate::plan::{Forest, SwitchId};
 use crate::protocol::{
-    AbortReason, Awaited, FallbackOffer, FromController, GroupIdentity, LostSwitch, MeetingPoint,
-    RankList, Refusal, SameMachine, SwitchEdge, SwitchUplink,
+    AbortReason, Awaited, FallbackOffer, FromController, GroupIdentity, HostQueuePair, LostSwitch,
+    MeetingPoint, RankList, Refusal, SameMachine, SwitchEdge, SwitchUplink,
 };
 use crate::ranks::Ranks;
 use crate::spec::{CommunicatorOptions, reproducible_segment_bytes};
@@ -37,13 +37,6 @@ pub enum GroupState {
     CommunicatorReady,
 }
 
-/// A host's end of the connection to its switch in a tree.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct HostEnd {
-    pub(super) qpn: Qpn,
-    pub(super) psn: Psn,
-}
-
 #[derive(Debug)]
 pub(super) struct Member {
     /// None while it is away.
@@ -51,8 +44,8 @@ pub(super) struct Member {
     pub(super) address: IpAddr,
     /// For further trees.
     pub(super) more_addresses: Vec<IpAddr>,
-    /// One for each tree; none before it has connected.
-    pub(super) ends: Vec<HostEnd>,
+    /// Its queue pairs, one for each tree; none before it has connected.
+    pub(super) ends: Vec<HostQueuePair>,
     /// How ranks of its machine find it, if it wants that.
     pub(super) same_machine: Option<SameMachine>,
     /// What it asks of the communicator.

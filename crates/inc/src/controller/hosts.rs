@@ -6,11 +6,11 @@ use core::time::Duration;
 use millstream_roce::Instant;
 use millstream_wire::Mtu;
 
-use super::group::{End, Group, HostEnd, Member};
+use super::group::{End, Group, Member};
 use super::{ConnectionId, Controller, GroupId, Role, TokenKind, is_name};
 use crate::protocol::{
-    AbortReason, FallbackOffer, FromController, Hello, MAX_AVOIDED, MAX_HOST_BYTES, MAX_TEXT_BYTES,
-    Refusal,
+    AbortReason, FallbackOffer, FromController, Hello, HostQueuePair, MAX_AVOIDED, MAX_HOST_BYTES,
+    MAX_TEXT_BYTES, Refusal,
 };
 use crate::spec::MAX_WORLD;
 use crate::stripe::MAX_TREES;
@@ -171,7 +171,7 @@ impl Controller {
         id: GroupId,
         rank: u32,
         path_mtu: Mtu,
-        ends: Vec<HostEnd>,
+        ends: Vec<HostQueuePair>,
     ) {
         let Some(group) = self.groups.get_mut(&id) else { return };
         let planned = group.trees.as_ref().is_some_and(|trees| trees.trees() == ends.len());

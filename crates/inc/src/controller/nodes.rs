@@ -8,8 +8,8 @@ use super::group::{End, Group, Node, Step};
 use super::{Controller, ControllerConfig, GroupId, Switch};
 use crate::plan::{Child, Forest, SwitchId};
 use crate::protocol::{
-    Failover, FromController, LostSwitch, MAX_PROCESSES, Plan, PlannedTree, Refusal, SwitchChild,
-    SwitchEdge, SwitchUplink, shortened,
+    Failover, FromController, HostQueuePair, LostSwitch, MAX_PROCESSES, Plan, PlannedTree, Refusal,
+    SwitchChild, SwitchEdge, SwitchUplink, shortened,
 };
 
 impl Controller {
@@ -77,14 +77,14 @@ impl Controller {
             Some(match child {
                 Child::Host { rank } => {
                     let member = group.members.get(&rank)?;
-                    let &end = member.ends.get(tree)?;
+                    let &HostQueuePair { qpn, psn, receive_share } = member.ends.get(tree)?;
                     let (address, is_switch) = (group.address_of(member, tree)?, false);
-                    SwitchChild { ranks, is_switch, address, qpn: end.qpn, psn: end.psn }
+                    SwitchChild { ranks, is_switch, address, qpn, psn, receive_share }
                 }
                 Child::Switch { node } => {
                     let address = self.switches.get(&trees.nodes()[node].switch)?.address;
-                    let SwitchUplink { qpn, psn } = group.nodes.get(node)?.uplink?;
-                    SwitchChild { ranks, is_switch: true, address, qpn, psn }
+                    let SwitchUplink { qpn, psn, receive_share } = group.nodes.get(node)?.uplink?;
+                    SwitchChild { ranks, is_switch: true, address, qpn, psn, receive_share }
                 }
             })
         };
@@ -151,13 +151,15 @@ impl Controller {
         let Some(&Switch { address, .. }) = self.switches.get(&place.switch) else { return };
         let edges = group.nodes[index].edges.clone();
         let mut messages = Vec::new();
-        for (child, SwitchEdge { qpn, psn, .. }) in place.children.iter().zip(edges) {
+        for (child, SwitchEdge { qpn, psn, receive_share, .. }) in place.children.iter().zip(edges)
+        {
             let &Child::Switch { node } = child else { continue };
             let Some(switch) = self.switches.get(&trees.nodes()[node].switch) else { continue };
             let node = &mut group.nodes[node];
             node.step = Step::Connecting;
             let communicator = node.communicator;
-            let message = FromController::ConnectParent { communicator, address, qpn, psn };
+            let message =
+                FromController::ConnectParent { communicator, address, qpn, psn, receive_share };
             messages.push((switch.connection, message));
         }
         for (connection, message) in messages {
@@ -195,9 +197,16 @@ impl Controller {
                 let &Child::Host { rank } = child else { continue };
                 let (incarnation, address) = (switch.incarnation, switch.address);
                 let switch = switch.name.clone();
-                let SwitchEdge { qpn, psn, .. } = *edge;
+                let SwitchEdge { qpn, psn, receive_share, .. } = *edge;
                 if let Some(plan) = plans.get_mut(&rank) {
-                    plan.more.push(PlannedTree { switch, address, qpn, psn, incarnation });
+                    plan.more.push(PlannedTree {
+                        switch,
+                        address,
+                        qpn,
+                        psn,
+                        incarnation,
+                        receive_share,
+                    });
                     continue;
                 }
                 let plan = Plan {
@@ -208,6 +217,7 @@ impl Controller {
                     qpn,
                     psn,
                     path_mtu: group.path_mtu,
+                    receive_share,
                     more: Vec::new(),
                     ranks: group.hosts.get(&rank).cloned().unwrap_or_default(),
                     failover,

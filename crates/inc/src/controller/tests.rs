@@ -14,12 +14,17 @@ mod topology;
 mod trees;
 mod world;
 
+use core::time::Duration;
+use std::sync::Arc;
+
 use millstream_wire::{Mtu, Psn, Qpn};
 
 use super::*;
 use crate::CommunicatorOptions;
+use crate::plan::FanIn;
 use crate::protocol::{Failover, Hello, Plan, Presence, SwitchChild, SwitchEdge, SwitchReport};
 use crate::ranks::Ranks;
+use crate::topology::Topology;
 use world::{World, group_ready, hello, seconds};
 
 const SWITCH: ConnectionId = ConnectionId(1000);
@@ -41,7 +46,16 @@ fn a_group_goes_from_idle_to_ready_and_back() {
         assert_eq!(world.heard(host), [group_ready(switch_address)]);
     }
     let (qpn, psn) = (Qpn::new(22), Psn::new(3));
-    world.say(a, ToController::Connect { qpn, psn, path_mtu: Mtu::B1024, more: Vec::new() });
+    world.say(
+        a,
+        ToController::Connect {
+            qpn,
+            psn,
+            path_mtu: Mtu::B1024,
+            more: Vec::new(),
+            receive_share: None,
+        },
+    );
     assert_eq!(world.controller.group_state("g"), Some(GroupState::CreatingCommunicator));
     assert_eq!(world.heard(SWITCH), []);
     world.end(b);
@@ -54,11 +68,15 @@ fn a_group_goes_from_idle_to_ready_and_back() {
     // The smallest of all.
     assert_eq!((*path_mtu, *window), (Mtu::B1024, 8));
     let (ranks, address) = (Ranks::one(0), hello("g", 2, 0).address);
-    assert_eq!(children[0], SwitchChild { ranks, is_switch: false, address, qpn, psn });
+    assert_eq!(
+        children[0],
+        SwitchChild { ranks, is_switch: false, address, qpn, psn, receive_share: None }
+    );
     let edges = [1, 0].map(|rank| SwitchEdge {
         rank,
         qpn: Qpn::new(500 + rank),
         psn: Psn::new(600 + rank),
+        receive_share: None,
     });
     let communicator = *communicator;
     let edges = edges.to_vec();
@@ -79,6 +97,7 @@ fn a_group_goes_from_idle_to_ready_and_back() {
         incarnation: 0,
         meeting: None,
         processes: Vec::new(),
+        receive_share: None,
     };
     assert_eq!(world.heard(b), [FromController::Plan(plan)]);
 
@@ -333,7 +352,8 @@ fn a_switch_that_cannot_or_does_not_answer_is_named() {
     let Some(&FromController::CreateCommunicator { communicator, .. }) = heard.last() else {
         panic!("{heard:?}");
     };
-    let edges = vec![SwitchEdge { rank: 1, qpn: Qpn::new(9), psn: Psn::new(0) }];
+    let edges =
+        vec![SwitchEdge { rank: 1, qpn: Qpn::new(9), psn: Psn::new(0), receive_share: None }];
     world.say(SWITCH, ToController::CommunicatorCreated { communicator, edges, uplink: None });
     assert_eq!(
         world.refusal(host).to_string(),

@@ -105,6 +105,10 @@ pub enum ToController {
         /// The largest path MTU to the switch that it knows to work.
         #[serde(with = "fields::mtu")]
         path_mtu: Mtu,
+        /// Bytes that may be in flight to it, of packets and of what a receive buffer needs beside them; none where there is no
+        /// limit, or whoever made it knows of none.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        receive_share: Option<u32>,
         /// Those of further trees, as many as [`FromController::GroupReady`] has said.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         more: Vec<HostQueuePair>,
@@ -205,6 +209,10 @@ pub enum FromController {
         /// The first packet sequence number that it sends.
         #[serde(with = "fields::psn")]
         psn: Psn,
+        /// Bytes that may be in flight to it, of packets and of what a receive buffer needs beside them; none where there is no
+        /// limit, or whoever made it knows of none.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        receive_share: Option<u32>,
     },
     /// To a switch: nobody needs this any more.
     DestroyCommunicator {
@@ -483,6 +491,10 @@ pub struct Plan {
     /// Payload bytes per packet.
     #[serde(with = "fields::mtu")]
     pub path_mtu: Mtu,
+    /// Bytes that may be in flight to it, of packets and of what a receive buffer needs beside them; none where there is no
+    /// limit, or whoever made it knows of none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub receive_share: Option<u32>,
     /// The same of further trees.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub more: Vec<PlannedTree>,
@@ -524,6 +536,10 @@ pub struct PlannedTree {
     /// Which process the switch is.
     #[serde(default)]
     pub incarnation: u64,
+    /// Bytes that may be in flight to it, of packets and of what a receive buffer needs beside them; none where there is no
+    /// limit, or whoever made it knows of none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub receive_share: Option<u32>,
 }
 
 /// A host's queue pair for a further tree.
@@ -535,6 +551,10 @@ pub struct HostQueuePair {
     /// The first packet sequence number that it sends.
     #[serde(with = "fields::psn")]
     pub psn: Psn,
+    /// Bytes that may be in flight to it, of packets and of what a receive buffer needs beside them; none where there is no
+    /// limit, or whoever made it knows of none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub receive_share: Option<u32>,
 }
 
 /// Of one tree, nothing is said.
@@ -559,6 +579,10 @@ pub struct SwitchChild {
     /// The first packet sequence number that it sends.
     #[serde(with = "fields::psn")]
     pub psn: Psn,
+    /// Bytes that may be in flight to it, of packets and of what a receive buffer needs beside them; none where there is no
+    /// limit, or whoever made it knows of none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub receive_share: Option<u32>,
 }
 
 /// The switch's end of the connection to a child.
@@ -572,6 +596,10 @@ pub struct SwitchEdge {
     /// The first packet sequence number that the switch sends.
     #[serde(with = "fields::psn")]
     pub psn: Psn,
+    /// Bytes that may be in flight to it, of packets and of what a receive buffer needs beside them; none where there is no
+    /// limit, or whoever made it knows of none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub receive_share: Option<u32>,
 }
 
 /// A node's end of the connection to the node above.
@@ -583,6 +611,10 @@ pub struct SwitchUplink {
     /// The first packet sequence number that it sends.
     #[serde(with = "fields::psn")]
     pub psn: Psn,
+    /// Bytes that may be in flight to it, of packets and of what a receive buffer needs beside them; none where there is no
+    /// limit, or whoever made it knows of none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub receive_share: Option<u32>,
 }
 
 /// Why a communicator ends by itself.
@@ -647,6 +679,7 @@ mod tests {
             address: "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff".parse().unwrap(),
             qpn: Qpn::new(0xff_ffff),
             psn: Psn::new(0xff_ffff),
+            receive_share: Some(u32::MAX),
         };
         let message = FromController::CreateCommunicator {
             communicator: u64::MAX,
@@ -745,13 +778,19 @@ mod tests {
         let (qpn, psn) = (Qpn::new(17), Psn::new(5));
         let created = ToController::CommunicatorCreated {
             communicator: 9,
-            edges: vec![SwitchEdge { rank: 3, qpn, psn }],
-            uplink: Some(SwitchUplink { qpn, psn }),
+            edges: vec![SwitchEdge { rank: 3, qpn, psn, receive_share: None }],
+            uplink: Some(SwitchUplink { qpn, psn, receive_share: None }),
         };
         let text = r#"{"version":11,"type":"communicator_created","communicator":9,"edges":[{"rank":3,"qpn":17,"psn":5}],"uplink":{"qpn":17,"psn":5}}"#;
         assert_eq!(&encode(&created).unwrap()[4..], text.as_bytes());
         let address = IpAddr::from([127, 0, 0, 1]);
-        let connect = FromController::ConnectParent { communicator: 9, address, qpn, psn };
+        let connect = FromController::ConnectParent {
+            communicator: 9,
+            address,
+            qpn,
+            psn,
+            receive_share: None,
+        };
         let text = r#"{"version":11,"type":"connect_parent","communicator":9,"address":"127.0.0.1","qpn":17,"psn":5}"#;
         assert_eq!(&encode(&connect).unwrap()[4..], text.as_bytes());
     }

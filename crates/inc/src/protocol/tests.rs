@@ -28,6 +28,7 @@ fn plan() -> Plan {
         incarnation: 0,
         meeting: None,
         processes: Vec::new(),
+        receive_share: None,
     }
 }
 
@@ -102,12 +103,14 @@ fn what_is_as_usual_is_not_said_and_what_is_not_is_read_as_it_was_said() {
     let options = ("options", json!({"plain": true, "reproducible": true}));
     check(&asks, &may, &[("fallback", json!({"kind": "able"})), options]);
 
-    let may = ["failover", "ranks", "more", "meeting", "processes"];
+    let may = ["failover", "ranks", "more", "meeting", "processes", "receive_share"];
     check(&plan(), &may, &[]);
     let goes_on = Plan { failover: Failover::On, ranks: (0..3_u32).collect(), ..plan() };
     check(&goes_on, &may, &[("failover", json!("on")), ("ranks", json!([[0, 2]]))]);
     let cannot = Plan { failover: Failover::Reproducible, ranks: Ranks::one(4), ..plan() };
     check(&cannot, &may, &[("failover", json!("reproducible")), ("ranks", json!([4]))]);
+    let limited = Plan { receive_share: Some(70_000), ..plan() };
+    check(&limited, &may, &[("receive_share", json!(70_000))]);
 }
 
 /// Somebody else may have written the message: no number of it may be one that there is not.

@@ -22,6 +22,8 @@ pub struct Edge {
     pub qpn: Qpn,
     /// The first packet sequence number that the switch sends to it.
     pub psn: Psn,
+    /// Bytes that the other end may have in flight to it; none where the switch has no limit.
+    pub receive_share: Option<u32>,
 }
 
 /// A node's end of the connection to the node above.
@@ -31,6 +33,8 @@ pub struct Uplink {
     pub qpn: Qpn,
     /// The first packet sequence number that it sends.
     pub psn: Psn,
+    /// Bytes that the other end may have in flight to it; none where the switch has no limit.
+    pub receive_share: Option<u32>,
 }
 
 /// A node that was made.
@@ -186,26 +190,42 @@ impl SwitchNode {
     ) -> Result<Created, CreateError> {
         let mut children = spec.children.clone();
         children.sort_unstable_by_key(|child| child.ranks.first());
+        let receive_share = self.grant_shares(spec);
         let mut edges = Vec::with_capacity(children.len());
         for (number, child) in children.iter().enumerate() {
             let rank = child.ranks.first().unwrap_or_default();
             let qpn = self.create_port(spec, index, queue, number)?;
             let psn = Psn::from_extended(self.random());
-            let &ChildSpec { address, qpn: child_qpn, psn: child_psn, .. } = child;
-            let other = ParentSpec { address, qpn: child_qpn, psn: child_psn };
+            let &ChildSpec { address, receive_share: share_of_child, .. } = child;
+            let (child_qpn, child_psn) = (child.qpn, child.psn);
+            let other = ParentSpec {
+                address,
+                qpn: child_qpn,
+                psn: child_psn,
+                receive_share: share_of_child,
+            };
             self.connect(now, qpn, &other, spec.path_mtu, psn)
                 .map_err(|error| CreateError::Connect { rank, error })?;
             self.post_receives(index, number);
-            edges.push(Edge { rank, qpn, psn });
+            edges.push(Edge { rank, qpn, psn, receive_share });
         }
         let mut uplink = None;
         if spec.has_parent {
             let qpn = self.create_port(spec, index, queue, children.len())?;
             let psn = Psn::from_extended(self.random());
-            self.uplinks.insert(spec.id, (Uplink { qpn, psn }, spec.path_mtu));
-            uplink = Some(Uplink { qpn, psn });
+            let way_up = Uplink { qpn, psn, receive_share };
+            self.uplinks.insert(spec.id, (way_up, spec.path_mtu));
+            uplink = Some(way_up);
         }
         Ok(Created { edges, uplink })
+    }
+
+    /// The part of the receive buffer for what comes by each port: all of them send at the same time.
+    fn grant_shares(&mut self, spec: &CommunicatorSpec) -> Option<u32> {
+        let ports = spec.children.len() + usize::from(spec.has_parent);
+        let share = self.endpoint.grant_receive_shares(ports, spec.path_mtu)?;
+        self.granted.insert(spec.id, share * ports as u64);
+        Some(u32::try_from(share).unwrap_or(u32::MAX))
     }
 
     /// Makes the queue pair of a port.
@@ -296,6 +316,7 @@ impl SwitchNode {
                 // not ready stays so. Not 7, which would be for ever.
                 rnr_retry: Some(6),
                 initiator_depth: Some(0),
+                send_window_bytes: other.receive_share,
                 ..none
             },
         ]
@@ -311,7 +332,7 @@ impl SwitchNode {
     ) -> Result<bool, CreateError> {
         let Some(&index) = self.communicators.get(&id) else { return Ok(false) };
         let aborted = self.endpoint.memory().get(index).and_then(Communicator::aborted);
-        let Some(&(Uplink { qpn, psn }, path_mtu)) = self.uplinks.get(&id) else {
+        let Some(&(Uplink { qpn, psn, .. }, path_mtu)) = self.uplinks.get(&id) else {
             return Ok(false);
         };
         if aborted.is_some() {
@@ -342,6 +363,9 @@ impl SwitchNode {
         let Some(index) = self.communicators.remove(&id) else { return false };
         self.uplinks.remove(&id);
         self.ending.retain(|&(_, ending)| ending != index);
+        if let Some(bytes) = self.granted.remove(&id) {
+            self.endpoint.withdraw_receive_share(bytes);
+        }
         self.edges.retain(|&qpn, &mut (other, _)| {
             if other == index {
                 self.endpoint.destroy_queue_pair(qpn);

@@ -12,8 +12,8 @@ use crate::spec::{ChildSpec, CommunicatorSpec};
 
 impl From<SwitchChild> for ChildSpec {
     fn from(child: SwitchChild) -> Self {
-        let SwitchChild { ranks, address, qpn, psn, is_switch } = child;
-        Self { ranks, address, qpn, psn, is_switch }
+        let SwitchChild { ranks, address, qpn, psn, is_switch, receive_share } = child;
+        Self { ranks, address, qpn, psn, is_switch, receive_share }
     }
 }
 
@@ -58,9 +58,16 @@ pub fn packets_too_long(
 impl Created {
     /// What the controller is told of a node that was made.
     pub fn message(self, communicator: u64) -> ToController {
-        let edge = |it: super::Edge| SwitchEdge { rank: it.rank, qpn: it.qpn, psn: it.psn };
+        let edge = |it: super::Edge| {
+            let super::Edge { rank, qpn, psn, receive_share } = it;
+            SwitchEdge { rank, qpn, psn, receive_share }
+        };
+        let way_up = |it: super::Uplink| {
+            let super::Uplink { qpn, psn, receive_share } = it;
+            SwitchUplink { qpn, psn, receive_share }
+        };
         let edges = self.edges.into_iter().map(edge).collect();
-        let uplink = self.uplink.map(|it| SwitchUplink { qpn: it.qpn, psn: it.psn });
+        let uplink = self.uplink.map(way_up);
         ToController::CommunicatorCreated { communicator, edges, uplink }
     }
 }
@@ -129,8 +136,18 @@ mod tests {
         let child = |rank: u32, is_switch| {
             let (address, qpn, psn) = (ip(rank as u8), Qpn::new(100 + rank), Psn::new(rank));
             let ranks = Ranks::one(rank);
-            let asked = SwitchChild { ranks: ranks.clone(), address, qpn, psn, is_switch };
-            (asked, ChildSpec { ranks, address, qpn, psn, is_switch })
+            let asked = SwitchChild {
+                ranks: ranks.clone(),
+                address,
+                qpn,
+                psn,
+                is_switch,
+                receive_share: Some(rank << 16),
+            };
+            (
+                asked,
+                ChildSpec { ranks, address, qpn, psn, is_switch, receive_share: Some(rank << 16) },
+            )
         };
         let (asked, children): (Vec<_>, Vec<_>) =
             [child(0, false), child(1, true)].into_iter().unzip();
@@ -185,12 +202,16 @@ mod tests {
     #[test]
     fn what_was_made_is_told_with_both_ways() {
         let (qpn, psn) = (Qpn::new(7), Psn::new(8));
-        let edges = vec![Edge { rank: 3, qpn, psn }];
-        let up = Uplink { qpn: Qpn::new(9), psn: Psn::new(10) };
+        let edges = vec![Edge { rank: 3, qpn, psn, receive_share: Some(70_000) }];
+        let up = Uplink { qpn: Qpn::new(9), psn: Psn::new(10), receive_share: Some(80_000) };
         for uplink in [None, Some(up)] {
             let message = Created { edges: edges.clone(), uplink }.message(5);
-            let edges = vec![SwitchEdge { rank: 3, qpn, psn }];
-            let uplink = uplink.map(|it| SwitchUplink { qpn: it.qpn, psn: it.psn });
+            let edges = vec![SwitchEdge { rank: 3, qpn, psn, receive_share: Some(70_000) }];
+            let uplink = uplink.map(|it| SwitchUplink {
+                qpn: it.qpn,
+                psn: it.psn,
+                receive_share: Some(80_000),
+            });
             let wanted = ToController::CommunicatorCreated { communicator: 5, edges, uplink };
             assert_eq!(message, wanted);
         }

@@ -155,15 +155,29 @@ fn connect_tree(setup: &Setup, switches: &mut [SwitchNode], hosts: &mut [Host]) 
             .map(|&rank| {
                 let Host { address, qpn, .. } = hosts[rank as usize];
                 let ranks = Ranks::one(rank);
-                ChildSpec { ranks, address, qpn, psn: setup.first_psn, is_switch: false }
+                ChildSpec {
+                    ranks,
+                    address,
+                    qpn,
+                    psn: setup.first_psn,
+                    is_switch: false,
+                    receive_share: None,
+                }
             })
             .collect();
         let below = |other: &&(usize, NodeShape)| other.1.parent == Some(number);
         let shapes: Vec<_> = setup.tree.iter().copied().enumerate().collect();
         for &(child, shape) in shapes.iter().filter(below) {
-            let (ranks, Uplink { qpn, psn }) = ways_up[child].clone().unwrap();
+            let (ranks, Uplink { qpn, psn, .. }) = ways_up[child].clone().unwrap();
             let address = switch_address(shape.switch);
-            children.push(ChildSpec { ranks, address, qpn, psn, is_switch: true });
+            children.push(ChildSpec {
+                ranks,
+                address,
+                qpn,
+                psn,
+                is_switch: true,
+                receive_share: None,
+            });
         }
         let ranks = children.iter().flat_map(|child| child.ranks.ranges().iter().cloned());
         let ranks: Ranks = ranks.collect();
@@ -181,7 +195,7 @@ fn connect_tree(setup: &Setup, switches: &mut [SwitchNode], hosts: &mut [Host]) 
         ways_up[number] = created.uplink.map(|uplink| (ranks, uplink));
         let address = switch_address(node.switch);
         for edge in created.edges {
-            let parent = ParentSpec { address, qpn: edge.qpn, psn: edge.psn };
+            let parent = ParentSpec { address, qpn: edge.qpn, psn: edge.psn, receive_share: None };
             let child = shapes.iter().filter(below).find(|(child, _)| {
                 ways_up[*child].as_ref().unwrap().0.first() == Some(edge.rank)
                     && !node.hosts.contains(&edge.rank)
@@ -221,6 +235,7 @@ impl Network {
                 qpn: host.qpn,
                 psn: setup.first_psn,
                 is_switch: false,
+                receive_share: None,
             });
             let spec = CommunicatorSpec {
                 id: COMMUNICATOR + group as u64,

@@ -46,10 +46,16 @@ pub struct AllReduceOptions {
     pub window: u32,
     /// The longest that a host waits before it makes its next call.
     pub pause: Duration,
+    /// What the receive buffer of a switch holds, which it divides among those that send to it; unlimited unless given.
+    pub receive_budget: Option<u64>,
+    /// The same of a host, whose only sender is its switch.
+    pub host_budget: Option<u64>,
     /// Each direction of each host's link.
     pub link: LinkOptions,
-    /// How the hosts send and receive.
+    /// How the hosts and switches send and receive, unless `switch` says another thing.
     pub host: HostOptions,
+    /// How the switch does, if it does otherwise.
+    pub switch: Option<HostOptions>,
     /// The rules of the connections; the switch uses their timeout too.
     pub connection: ConnectionOptions,
     /// How long a call may take until its caller gives it up.
@@ -70,6 +76,9 @@ impl Default for AllReduceOptions {
             pause: Duration::from_micros(50),
             link: LinkOptions::default(),
             host: HostOptions::default(),
+            switch: None,
+            receive_budget: None,
+            host_budget: None,
             connection: ConnectionOptions { reads: 0, ..ConnectionOptions::default() },
             call_limit: Duration::from_secs(5),
             time_limit: Duration::from_secs(600),
@@ -114,6 +123,9 @@ impl<'a> Reduction<'a> {
             retry_count: options.connection.retry_count,
             ..SwitchConfig::new(switch_address, rng.bits())
         });
+        if let Some(bytes) = options.receive_budget {
+            switch.set_receive_budget(bytes);
+        }
         let edges = switch
             .create_communicator(
                 Instant::ZERO,
@@ -131,7 +143,8 @@ impl<'a> Reduction<'a> {
             .expect("the options fit a switch")
             .edges;
         let participant = Participant::Switch(Box::new(switch), Vec::new());
-        let switch = simulation.add_machine(switch_address, participant, options.host);
+        let of_switch = options.switch.unwrap_or(options.host);
+        let switch = simulation.add_machine(switch_address, participant, of_switch);
         let mut hosts = Vec::new();
         let mut links = Vec::new();
         for ((builder, edge), calls) in builders.into_iter().zip(edges).zip(calls) {
@@ -141,6 +154,7 @@ impl<'a> Reduction<'a> {
                 qpn: edge.qpn,
                 send_psn: builder.child.psn,
                 receive_psn: edge.psn,
+                receive_share: edge.receive_share,
             };
             let rank = builder.build(&remote, options, calls);
             let participant = Participant::Rank(Box::new(rank));
@@ -348,7 +362,13 @@ impl Builder {
         let config = QueuePairConfig::new(DOMAIN, completions, capabilities);
         let qpn: Qpn = endpoint.create_queue_pair(&config).expect("one queue pair fits");
         let psn = Psn::new(Rng::new(seed).bits() as u32);
-        let child = ChildSpec { ranks: Ranks::one(rank), address, qpn, psn, is_switch: false };
+        let receive_share = options.host_budget.and_then(|bytes| {
+            endpoint.set_receive_budget(bytes);
+            endpoint.grant_receive_share(1)
+        });
+        let receive_share = receive_share.map(|bytes| bytes as u32);
+        let ranks = Ranks::one(rank);
+        let child = ChildSpec { ranks, address, qpn, psn, is_switch: false, receive_share };
         Self { endpoint, completions, child, control_key, worker, regions: 0 }
     }
 

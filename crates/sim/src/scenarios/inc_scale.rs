@@ -8,7 +8,7 @@ use core::fmt::Write;
 use core::net::{IpAddr, Ipv4Addr};
 use core::time::Duration;
 
-use millstream_inc::plan::{Candidate, Child, FanIn, PlanOptions, SwitchId, Tree};
+use millstream_inc::plan::{Candidate, Child, FanIn, PlanOptions, SwitchId, Tree, TreeNode};
 use millstream_inc::{
     ChildSpec, CommunicatorOptions, CommunicatorSpec, ParentSpec, SwitchConfig, SwitchNode, Uplink,
 };
@@ -19,7 +19,7 @@ use super::allreduce::{AllReduceOptions, Builder, draw_calls};
 use super::{INC_SCALE, NetworkCounts, Outputs, Parameters, Report, ScenarioError, within};
 use crate::connection::{ConnectionOptions, Remote};
 use crate::rank::Participant;
-use crate::{LinkOptions, NodeId, Outcome, Rng, Simulation};
+use crate::{Happening, HostOptions, LinkOptions, NodeId, Outcome, Rng, Simulation};
 
 /// Hosts, if none are given: fan-ins of 2, 4 and 8. What takes longer is asked for.
 const HOSTS: [u32; 3] = [8, 64, 512];
@@ -58,6 +58,29 @@ pub struct Point {
 /// The fan-in of a tree of three levels.
 fn fan_in(hosts: u32) -> u32 {
     (2..64).find(|fan_in: &u32| fan_in.pow(LEVELS) >= hosts).unwrap_or(64)
+}
+
+/// A tree of that fan-in, each of whose nodes is on a switch of its own.
+fn balanced(hosts: u32, fan_in: u32) -> Tree {
+    // More switches than nodes.
+    let candidates: Vec<Candidate> = (0..u64::from(hosts))
+        .map(|switch| Candidate { switch: SwitchId(switch), communicators: 0, free: usize::MAX })
+        .collect();
+    let fan_in = FanIn::new(fan_in).expect("a switch has 64 children at most");
+    Tree::plan(hosts, &candidates, &PlanOptions { fan_in, hosts: &[] })
+        .expect("the fan-in is enough for three levels")
+}
+
+/// A root, and below it a switch for each host.
+fn broad(hosts: u32) -> Tree {
+    let leaf = |rank: u32| TreeNode {
+        switch: SwitchId(u64::from(rank) + 1),
+        parent: Some(0),
+        children: vec![Child::Host { rank }],
+    };
+    let children = (0..hosts as usize).map(|rank| Child::Switch { node: rank + 1 }).collect();
+    let root = TreeNode { switch: SwitchId(0), parent: None, children };
+    Tree::new([root].into_iter().chain((0..hosts).map(leaf)).collect()).expect("it is a tree")
 }
 
 /// How long a link is busy with a message, headers and all.
@@ -105,9 +128,78 @@ pub fn run_point(seed: u64, hosts: u32, bytes: u64) -> (Point, Report) {
         ..AllReduceOptions::default()
     };
     let fan_in = fan_in(hosts);
-    let mut simulation = Simulation::new(seed);
+    let (simulation, simulated) = run_tree(&options, &balanced(hosts, fan_in));
+    let point = Point {
+        hosts,
+        fan_in,
+        bytes,
+        simulated,
+        ring: ring(hosts, fan_in, bytes),
+        doubling: doubling(hosts, fan_in, bytes),
+    };
+    let what = format!("{hosts} hosts, fan-in {fan_in}, {bytes} bytes");
+    (point, report_of(&simulation, seed, what, bytes * u64::from(hosts), simulated))
+}
+
+/// Runs one allreduce of so many bytes, where each host has a switch of its own below the root. The receive buffer of each
+/// machine is so long by the kernel's account and is looked at every 0.1 ms; says how many datagrams found it full.
+/// `divided` says whether senders are told how much of it they may fill.
+pub fn run_buffered(
+    seed: u64,
+    hosts: u32,
+    bytes: u64,
+    receive_buffer: u64,
+    divided: bool,
+) -> (u64, Report) {
+    let options = AllReduceOptions {
+        seed,
+        hosts,
+        counts: vec![bytes / 4],
+        segment_bytes: 64 << 10,
+        window: 16,
+        pause: Duration::ZERO,
+        link: LinkOptions { queue_bytes: u64::MAX, ..LinkOptions::new(RATE, LATENCY) },
+        host: HostOptions {
+            coalescing: Duration::from_micros(100),
+            receive_buffer,
+            ..HostOptions::default()
+        },
+        receive_budget: divided.then_some(receive_buffer / 2),
+        connection: ConnectionOptions { path_mtu: MTU, reads: 0, ..ConnectionOptions::DEFAULT },
+        call_limit: Duration::from_secs(60),
+        ..AllReduceOptions::default()
+    };
+    let (simulation, simulated) = run_tree(&options, &broad(hosts));
+    let what = format!("{hosts} hosts, each below a switch, {bytes} bytes, divided: {divided}");
+    let report = report_of(&simulation, seed, what, bytes * u64::from(hosts), simulated);
+    (simulation.count(Happening::ReceiveBufferFull), report)
+}
+
+fn report_of(
+    simulation: &Simulation<'_, Participant>,
+    seed: u64,
+    what: String,
+    bytes: u64,
+    simulated: Duration,
+) -> Report {
+    Report {
+        digest: simulation.digest(),
+        bytes,
+        virtual_time: simulated,
+        network: NetworkCounts::of(simulation),
+        violations: simulation.violations().to_vec(),
+        ..Report::of_many(INC_SCALE, seed, what)
+    }
+}
+
+/// Runs the calls of all hosts; how long they took is that of the last. What is wrong are violations.
+fn run_tree(
+    options: &AllReduceOptions,
+    tree: &Tree,
+) -> (Simulation<'static, Participant>, Duration) {
+    let mut simulation = Simulation::new(options.seed);
     simulation.allow_changed_sources();
-    let nodes = build(&options, fan_in, &mut simulation);
+    let nodes = build(options, tree, &mut simulation);
     let outcome = simulation.run_until(Instant::ZERO + options.time_limit, |_| false);
     let mut last = Instant::ZERO;
     let mut failures = Vec::new();
@@ -124,53 +216,32 @@ pub fn run_point(seed: u64, hosts: u32, bytes: u64) -> (Point, Report) {
         failures.push(format!("all is done, yet timers or packets go on ({outcome:?})"));
     }
     failures.into_iter().for_each(|what| simulation.violate(what));
-    let simulated = Duration::from_nanos(last.nanos());
-    let point = Point {
-        hosts,
-        fan_in,
-        bytes,
-        simulated,
-        ring: ring(hosts, fan_in, bytes),
-        doubling: doubling(hosts, fan_in, bytes),
-    };
-    let what = format!("{hosts} hosts, fan-in {fan_in}, {bytes} bytes");
-    let report = Report {
-        digest: simulation.digest(),
-        bytes: bytes * u64::from(hosts),
-        virtual_time: simulated,
-        network: NetworkCounts::of(&simulation),
-        violations: simulation.violations().to_vec(),
-        ..Report::of_many(INC_SCALE, seed, what)
-    };
-    (point, report)
+    (simulation, Duration::from_nanos(last.nanos()))
 }
 
 /// Adds hosts, switches and a cable for each edge of the tree; the hosts, by rank.
 fn build(
     options: &AllReduceOptions,
-    fan_in: u32,
+    tree: &Tree,
     simulation: &mut Simulation<'_, Participant>,
 ) -> Vec<NodeId> {
     let mut rng = Rng::fork(options.seed, u64::MAX);
     let mut hosts: Vec<Builder> =
         (0..options.hosts).map(|rank| Builder::new(rank, rng.bits(), options)).collect();
     let calls = draw_calls(&mut rng, options, &mut hosts);
-    // More switches than nodes: one for each.
-    let candidates: Vec<Candidate> = (0..u64::from(options.hosts))
-        .map(|switch| Candidate { switch: SwitchId(switch), communicators: 0, free: usize::MAX })
-        .collect();
-    let fan_in = FanIn::new(fan_in).expect("a switch has 64 children at most");
-    let tree = Tree::plan(options.hosts, &candidates, &PlanOptions { fan_in, hosts: &[] })
-        .expect("the fan-in is enough for three levels");
     let place = |node: usize| IpAddr::from(Ipv4Addr::from(0x0a80_0001 + node as u32));
     let mut switches: Vec<SwitchNode> = (0..tree.nodes().len())
         .map(|node| {
-            SwitchNode::new(SwitchConfig {
+            let mut switch = SwitchNode::new(SwitchConfig {
                 icrc: IcrcCheck::Exact,
                 timeout: options.connection.timeout,
                 retry_count: options.connection.retry_count,
                 ..SwitchConfig::new(place(node), rng.bits())
-            })
+            });
+            if let Some(bytes) = options.receive_budget {
+                switch.set_receive_budget(bytes);
+            }
+            switch
         })
         .collect();
     let mut ways_up: Vec<Option<Uplink>> = vec![None; switches.len()];
@@ -180,9 +251,10 @@ fn build(
         let children = node.children.iter().map(|&child| match child {
             Child::Host { rank } => hosts[rank as usize].child.clone(),
             Child::Switch { node: below } => {
-                let Uplink { qpn, psn } = ways_up[below].expect("it was made before");
+                let way_up = ways_up[below].expect("it was made before");
+                let Uplink { qpn, psn, receive_share } = way_up;
                 let (ranks, address) = (tree.ranks(child), place(below));
-                ChildSpec { ranks, address, qpn, psn, is_switch: true }
+                ChildSpec { ranks, address, qpn, psn, is_switch: true, receive_share }
             }
         });
         let spec = CommunicatorSpec {
@@ -203,12 +275,17 @@ fn build(
             match *child.expect("an edge is a child's") {
                 Child::Host { rank } => {
                     let send_psn = hosts[rank as usize].child.psn;
-                    let (qpn, receive_psn) = (edge.qpn, edge.psn);
-                    let address = place(index);
-                    remotes[rank as usize] = Some(Remote { address, qpn, send_psn, receive_psn });
+                    remotes[rank as usize] = Some(Remote {
+                        address: place(index),
+                        qpn: edge.qpn,
+                        send_psn,
+                        receive_psn: edge.psn,
+                        receive_share: edge.receive_share,
+                    });
                 }
                 Child::Switch { node: below } => {
-                    let parent = ParentSpec { address: place(index), qpn: edge.qpn, psn: edge.psn };
+                    let (qpn, psn, receive_share) = (edge.qpn, edge.psn, edge.receive_share);
+                    let parent = ParentSpec { address: place(index), qpn, psn, receive_share };
                     let id = below as u64 + 1;
                     let connected = switches[below].connect_parent(Instant::ZERO, id, &parent);
                     assert_eq!(connected, Ok(true), "it has waited for that");

@@ -146,6 +146,7 @@ impl<'a> Transfer<'a> {
                     qpn: qpns[to],
                     send_psn: psns[from],
                     receive_psn: psns[to],
+                    receive_share: None,
                 };
                 let endpoint = builders[from].peer.endpoint_mut();
                 connect(endpoint, qpns[from], &remote, &options.connection);

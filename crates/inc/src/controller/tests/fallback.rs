@@ -70,21 +70,21 @@ impl Hosts {
                 let (qpn, psn) = self.pair();
                 let mut another = |_: &IpAddr| {
                     let (qpn, psn) = self.pair();
-                    HostQueuePair { qpn, psn }
+                    HostQueuePair { qpn, psn, receive_share: None }
                 };
                 let more = more_switches.iter().map(&mut another).collect();
-                ToController::Connect { qpn, psn, path_mtu: Mtu::B1024, more }
+                ToController::Connect { qpn, psn, path_mtu: Mtu::B1024, more, receive_share: None }
             }
             FromController::CreateCommunicator { communicator, children, has_parent, .. } => {
                 assert!(self.trees[&host].serves, "{host:?} runs no switch");
                 self.nodes.push((host, communicator));
                 let mut edge = |child: &SwitchChild| {
                     let (rank, (qpn, psn)) = (child.ranks.first().unwrap(), self.pair());
-                    SwitchEdge { rank, qpn, psn }
+                    SwitchEdge { rank, qpn, psn, receive_share: None }
                 };
                 let edges = children.iter().map(&mut edge).collect();
                 let (qpn, psn) = self.pair();
-                let uplink = has_parent.then_some(SwitchUplink { qpn, psn });
+                let uplink = has_parent.then_some(SwitchUplink { qpn, psn, receive_share: None });
                 ToController::CommunicatorCreated { communicator, edges, uplink }
             }
             FromController::ConnectParent { communicator, .. } => {
@@ -404,14 +404,18 @@ fn plans_of(hellos: [Hello; 2]) -> [Plan; 2] {
     let hosts = hellos.map(|hello| join(&mut world, hello));
     for host in hosts {
         let (qpn, psn, path_mtu) = (Qpn::new(5), Psn::new(6), Mtu::B1024);
-        world.say(host, ToController::Connect { qpn, psn, path_mtu, more: Vec::new() });
+        world.say(
+            host,
+            ToController::Connect { qpn, psn, path_mtu, more: Vec::new(), receive_share: None },
+        );
         world.heard(host);
     }
     let asked = world.heard(SWITCH);
     let Some(&FromController::CreateCommunicator { communicator, .. }) = asked.last() else {
         panic!("{asked:?}")
     };
-    let edge = |rank| SwitchEdge { rank, qpn: Qpn::new(7 + rank), psn: Psn::new(8) };
+    let edge =
+        |rank| SwitchEdge { rank, qpn: Qpn::new(7 + rank), psn: Psn::new(8), receive_share: None };
     let edges = vec![edge(0), edge(1)];
     world.say(SWITCH, ToController::CommunicatorCreated { communicator, edges, uplink: None });
     hosts.map(|host| match &world.heard(host)[..] {

@@ -107,6 +107,7 @@ fn who_says_a_high_term_has_a_higher_one_for_himself_alone() {
             psn: Psn::new(1),
             path_mtu: Mtu::B1024,
             more: Vec::new(),
+            receive_share: None,
         },
     );
     assert!(matches!(world.refusal(liar), Refusal::Protocol { .. }));

@@ -27,11 +27,14 @@ fn join(world: &mut World, rank: u32, of: u32, addresses: u8) -> ConnectionId {
 
 /// What a host says with queue pairs for so many trees.
 fn connect(rank: u32, trees: u32) -> ToController {
-    let pair =
-        |tree: u32| HostQueuePair { qpn: Qpn::new(100 + 10 * tree + rank), psn: Psn::new(tree) };
-    let HostQueuePair { qpn, psn } = pair(0);
+    let pair = |tree: u32| HostQueuePair {
+        qpn: Qpn::new(100 + 10 * tree + rank),
+        psn: Psn::new(tree),
+        receive_share: None,
+    };
+    let HostQueuePair { qpn, psn, .. } = pair(0);
     let more = (1..trees).map(pair).collect();
-    ToController::Connect { qpn, psn, path_mtu: Mtu::B4096, more }
+    ToController::Connect { qpn, psn, path_mtu: Mtu::B4096, more, receive_share: None }
 }
 
 /// Makes what a switch was asked for: the tree and the children's addresses of each.
@@ -48,6 +51,7 @@ fn create(world: &mut World, switch: ConnectionId) -> Vec<(u64, u8, Vec<IpAddr>)
                 rank,
                 qpn: Qpn::new(500 + 10 * u32::from(tree) + rank),
                 psn: Psn::new(rank),
+                receive_share: Some(7000 + 10 * u32::from(tree) + rank),
             }
         };
         let edges = children.iter().map(edge).collect();
@@ -98,9 +102,17 @@ fn ranks_with_two_addresses_get_two_trees_in_one_plan() {
         let heard = world.heard(host);
         let [FromController::Plan(plan)] = &heard[..] else { panic!("{heard:?}") };
         assert_eq!((plan.communicator, plan.qpn), (first.0, Qpn::new(500 + rank)));
+        assert_eq!(plan.receive_share, Some(7000 + rank));
         let (switch, address) = ("t".to_owned(), switch_at(2));
         let (qpn, psn) = (Qpn::new(510 + rank), Psn::new(rank));
-        let tree = PlannedTree { switch, address, qpn, psn, incarnation: 0 };
+        let tree = PlannedTree {
+            switch,
+            address,
+            qpn,
+            psn,
+            incarnation: 0,
+            receive_share: Some(7010 + rank),
+        };
         assert_eq!(plan.more, [tree]);
     }
     let overview = world.controller.overview();

@@ -114,7 +114,10 @@ fn two_hosts(adapt: impl Fn(Hello) -> Hello) -> (World, Vec<ConnectionId>, FromC
     assert_eq!(lowest, [ranks[0], ranks[1]], "the lowest of each host");
     for rank in lowest {
         let (qpn, psn, path_mtu) = (Qpn::new(50), Psn::new(6), Mtu::B1024);
-        world.say(rank, ToController::Connect { qpn, psn, path_mtu, more: Vec::new() });
+        world.say(
+            rank,
+            ToController::Connect { qpn, psn, path_mtu, more: Vec::new(), receive_share: None },
+        );
     }
     let order = world.heard(SWITCH).pop().expect("it is to make a node");
     (world, ranks, order)
@@ -137,7 +140,8 @@ fn two_ready_hosts_of(adapt: impl Fn(Hello) -> Hello) -> (World, Vec<ConnectionI
         .collect();
     assert_eq!((all, below), (4, vec![vec![0, 3], vec![1, 2]]));
     assert!(children.iter().all(|child| !child.is_switch));
-    let edge = |rank| SwitchEdge { rank, qpn: Qpn::new(70 + rank), psn: Psn::new(7) };
+    let edge =
+        |rank| SwitchEdge { rank, qpn: Qpn::new(70 + rank), psn: Psn::new(7), receive_share: None };
     let edges = vec![edge(0), edge(1)];
     world.say(SWITCH, ToController::CommunicatorCreated { communicator, edges, uplink: None });
     (world, ranks)
@@ -208,7 +212,10 @@ fn who_is_not_connected_for_its_host_cannot_connect() {
     let ranks =
         [(0, "h"), (1, "h"), (2, "k")].map(|(rank, host)| join(&mut world, sharing(3, rank, host)));
     let (qpn, psn, path_mtu) = (Qpn::new(50), Psn::new(6), Mtu::B1024);
-    world.say(ranks[1], ToController::Connect { qpn, psn, path_mtu, more: Vec::new() });
+    world.say(
+        ranks[1],
+        ToController::Connect { qpn, psn, path_mtu, more: Vec::new(), receive_share: None },
+    );
     let heard = world.heard(ranks[1]);
     let [FromController::Refused { reason: Refusal::Protocol { detail } }] = &heard[..] else {
         panic!("{heard:?}")

@@ -2,7 +2,7 @@
 
 use millstream_wire::{Mtu, Psn, Qpn};
 
-use super::world::{World, hello, seconds};
+use super::world::{World, hello, seconds, share_of};
 use super::*;
 use crate::protocol::{
     FallbackOffer, Hello, LostSwitch, Plan, Presence, SwitchChild, SwitchEdge, SwitchLimits,
@@ -159,8 +159,8 @@ impl Lab {
                 self.create(switch, communicator, children, world, has_parent, answer);
                 self.path_mtus.insert(communicator, path_mtu);
             }
-            FromController::ConnectParent { address, qpn, psn, .. } => {
-                self.connect_parent(switch, communicator, address, (qpn, psn));
+            FromController::ConnectParent { address, qpn, psn, receive_share, .. } => {
+                self.connect_parent(switch, communicator, address, (qpn, psn, receive_share));
             }
             _ => unreachable!("see above"),
         }
@@ -212,7 +212,8 @@ impl Lab {
     ) {
         for child in &children {
             // Below is a node that was made, by the queue pair that it has, or a host.
-            let uplink = Some(SwitchUplink { qpn: child.qpn, psn: child.psn });
+            let &SwitchChild { qpn, psn, receive_share, .. } = child;
+            let uplink = Some(SwitchUplink { qpn, psn, receive_share });
             match self.nodes.values().chain(&self.lost).find(|made| made.uplink == uplink) {
                 Some(below) => {
                     assert!(child.is_switch);
@@ -226,18 +227,21 @@ impl Lab {
                     let rank = child.ranks.first().unwrap();
                     assert_eq!(child.address, IpAddr::from([127, 0, 0, rank as u8 + 1]));
                     assert_eq!(child.psn.value(), child.qpn.value() - 100);
+                    assert_eq!(child.receive_share, share_of(child.qpn));
                 }
             }
         }
         let mut edge = |child: &SwitchChild| {
             let (qpn, psn) = self.next_qpn();
-            SwitchEdge { rank: child.ranks.first().unwrap(), qpn, psn }
+            let rank = child.ranks.first().unwrap();
+            SwitchEdge { rank, qpn, psn, receive_share: share_of(qpn) }
         };
         let mut edges: Vec<SwitchEdge> = children.iter().map(&mut edge).collect();
         // In whatever order.
         edges.reverse();
         let (qpn, psn) = self.next_qpn();
-        let uplink = has_parent.then_some(SwitchUplink { qpn, psn });
+        let receive_share = share_of(qpn);
+        let uplink = has_parent.then_some(SwitchUplink { qpn, psn, receive_share });
         let connected = false;
         let made = Made { switch, world, children, edges, uplink, connected };
         assert!(answer != Answer::Done || made.has_all(has_parent));
@@ -249,10 +253,10 @@ impl Lab {
         switch: usize,
         communicator: u64,
         parent: IpAddr,
-        (qpn, psn): (Qpn, Psn),
+        (qpn, psn, receive_share): (Qpn, Psn, Option<u32>),
     ) {
         let rank = self.nodes[&communicator].ranks().first().unwrap();
-        let edge = SwitchEdge { rank, qpn, psn };
+        let edge = SwitchEdge { rank, qpn, psn, receive_share };
         let mut known = self.nodes.values().chain(&self.lost);
         let above = known.find(|made| made.edges.contains(&edge)).unwrap();
         assert_eq!(address(above.switch), parent);
@@ -315,9 +319,9 @@ fn trees_are_made_from_the_leaves_up_and_connected_downwards() {
             else {
                 panic!("{heard:?}");
             };
-            let Plan { address, qpn, psn, .. } = *plan;
+            let Plan { address, qpn, psn, receive_share, .. } = *plan;
             assert_eq!(*switch_address, address);
-            let edge = SwitchEdge { rank, qpn, psn };
+            let edge = SwitchEdge { rank, qpn, psn, receive_share };
             let leaf = lab.nodes.values().find(|made| made.edges.contains(&edge)).unwrap();
             assert!(leaf.children.iter().any(|child| child.ranks == Ranks::one(rank)));
             assert_eq!(
@@ -526,9 +530,13 @@ fn queue_pairs_that_do_not_fit_the_tree_are_refused() {
             panic!("{message:?}");
         };
         let (qpn, psn) = lab.next_qpn();
-        let mut uplink = Some(SwitchUplink { qpn, psn });
-        let edge =
-            |child: &SwitchChild| SwitchEdge { rank: child.ranks.first().unwrap(), qpn, psn };
+        let mut uplink = Some(SwitchUplink { qpn, psn, receive_share: None });
+        let edge = |child: &SwitchChild| SwitchEdge {
+            rank: child.ranks.first().unwrap(),
+            qpn,
+            psn,
+            receive_share: None,
+        };
         let mut edges: Vec<SwitchEdge> = children.iter().map(edge).collect();
         match wrong {
             0 => uplink = None,

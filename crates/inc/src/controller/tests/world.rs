@@ -5,6 +5,11 @@ use millstream_wire::{Mtu, Psn, Qpn};
 use super::*;
 use crate::protocol::{FallbackOffer, Hello, Presence, SwitchChild, SwitchEdge, SwitchLimits};
 
+/// What a queue pair's peer may have in flight to it.
+pub(super) const fn share_of(qpn: Qpn) -> Option<u32> {
+    Some(2 * qpn.value())
+}
+
 /// A controller, the time, and what everyone was told.
 pub(super) struct World {
     pub(super) controller: Controller,
@@ -135,7 +140,13 @@ impl World {
         let (qpn, psn) = (Qpn::new(100 + number), Psn::new(number));
         self.say(
             connection,
-            ToController::Connect { qpn, psn, path_mtu: Mtu::B4096, more: Vec::new() },
+            ToController::Connect {
+                qpn,
+                psn,
+                path_mtu: Mtu::B4096,
+                more: Vec::new(),
+                receive_share: share_of(qpn),
+            },
         );
     }
 
@@ -172,7 +183,7 @@ impl World {
         };
         let edge = |child: &SwitchChild| {
             let rank = child.ranks.first().unwrap();
-            SwitchEdge { rank, qpn: Qpn::new(500 + rank), psn: Psn::new(rank) }
+            SwitchEdge { rank, qpn: Qpn::new(500 + rank), psn: Psn::new(rank), receive_share: None }
         };
         let (communicator, edges) = (*communicator, children.iter().map(edge).collect());
         self.say(SWITCH, ToController::CommunicatorCreated { communicator, edges, uplink: None });

@@ -336,13 +336,14 @@ fn connect_group(
             let (qpn, psn) = ends[&rank];
             let address = address(group.hosts[rank as usize]);
             let ranks = group.ranks_with(rank).into_iter().collect();
-            ChildSpec { ranks, address, qpn, psn, is_switch: false }
+            ChildSpec { ranks, address, qpn, psn, is_switch: false, receive_share: None }
         });
         let of_nodes = tree.below(node).map(|below| {
-            let Uplink { qpn, psn } = ways_up[below].expect("children were made before");
+            let way_up = ways_up[below].expect("children were made before");
+            let Uplink { qpn, psn, receive_share } = way_up;
             let ranks = tree.ranks(below).into_iter().flat_map(|rank| group.ranks_with(rank));
             let ranks: Ranks = ranks.collect();
-            ChildSpec { ranks, address: place(below), qpn, psn, is_switch: true }
+            ChildSpec { ranks, address: place(below), qpn, psn, is_switch: true, receive_share }
         });
         let spec = CommunicatorSpec {
             id: number(number_of_group, node),
@@ -368,7 +369,8 @@ fn connect_group(
             };
             known.push(Known { address: place(node), qpn: edge.qpn, peer });
             known.push(Known { address: peer, qpn: peer_qpn, peer: place(node) });
-            let parent = ParentSpec { address: place(node), qpn: edge.qpn, psn: edge.psn };
+            let (qpn, psn, receive_share) = (edge.qpn, edge.psn, edge.receive_share);
+            let parent = ParentSpec { address: place(node), qpn, psn, receive_share };
             match below {
                 Some(below) => {
                     let id = number(number_of_group, below);
@@ -386,6 +388,7 @@ fn connect_group(
                         qpn: parent.qpn,
                         send_psn: psn,
                         receive_psn: parent.psn,
+                        receive_share: parent.receive_share,
                     };
                     let host = &mut hosts[group.hosts[edge.rank as usize]];
                     connect(&mut host.endpoint, qpn, &remote, &options);

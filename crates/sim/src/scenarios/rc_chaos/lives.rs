@@ -110,6 +110,7 @@ impl Director {
             qpn: other,
             send_psn: psns[end],
             receive_psn: psns[1 - end],
+            receive_share: None,
         };
         let rules = connection.rules;
         network.forget_queue_pair(NodeId(hosts[end]), own);

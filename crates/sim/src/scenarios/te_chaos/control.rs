@@ -296,5 +296,6 @@ fn remote(own: &End, other: &End) -> Remote {
         qpn: other.qpn,
         send_psn: own.psn,
         receive_psn: other.psn,
+        receive_share: None,
     }
 }

@@ -74,7 +74,8 @@ impl Director {
             *prepared = Some(Prepared { qpn, psn, completions, config });
         }
         if let &mut Some(Prepared { qpn, psn, .. }) = prepared {
-            let connect = ToController::Connect { qpn, psn, path_mtu, more: Vec::new() };
+            let connect =
+                ToController::Connect { qpn, psn, path_mtu, more: Vec::new(), receive_share: None };
             self.send_up(network, stream, Some(connect));
         }
     }
@@ -120,6 +121,7 @@ impl Director {
                 qpn: plan.qpn,
                 send_psn: psn,
                 receive_psn: plan.psn,
+                receive_share: plan.receive_share,
             };
             connect(endpoint, qpn, &remote, &options);
             let register = |(index, mut arena): (usize, Arena)| {

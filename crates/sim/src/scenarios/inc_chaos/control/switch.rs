@@ -124,8 +124,8 @@ impl Director {
                 None
             }
             FromController::CreateCommunicator { .. } => self.create(network, machine, &message),
-            FromController::ConnectParent { communicator, address, qpn, psn } => {
-                let parent = ParentSpec { address, qpn, psn };
+            FromController::ConnectParent { communicator, address, qpn, psn, receive_share } => {
+                let parent = ParentSpec { address, qpn, psn, receive_share };
                 let connected = network.with_machine(NodeId(machine), |it, now| {
                     it.switch_mut().map(|it| it.connect_parent(now, communicator, &parent))
                 });

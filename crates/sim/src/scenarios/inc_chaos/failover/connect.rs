@@ -89,13 +89,20 @@ impl Director {
                 let (qpn, psn) = ends[&rank];
                 let address = address(group.hosts[rank as usize]);
                 let ranks = group.ranks_with(rank).iter().copied().collect();
-                ChildSpec { ranks, address, qpn, psn, is_switch: false }
+                ChildSpec { ranks, address, qpn, psn, is_switch: false, receive_share: None }
             });
             let of_nodes = tree.below(node).filter_map(|below| {
-                let Uplink { qpn, psn } = ways_up[below]?;
+                let Uplink { qpn, psn, receive_share } = ways_up[below]?;
                 let hosts = tree.ranks(below).into_iter();
                 let ranks: Ranks = hosts.flat_map(|rank| group.ranks_with(rank)).copied().collect();
-                Some(ChildSpec { ranks, address: place(below), qpn, psn, is_switch: true })
+                Some(ChildSpec {
+                    ranks,
+                    address: place(below),
+                    qpn,
+                    psn,
+                    is_switch: true,
+                    receive_share,
+                })
             });
             let spec = CommunicatorSpec {
                 id: id(node),
@@ -119,7 +126,8 @@ impl Director {
                 network.forget_queue_pair(machine(node), qpn);
             }
             for edge in created.edges {
-                let parent = ParentSpec { address: place(node), qpn: edge.qpn, psn: edge.psn };
+                let (qpn, psn, receive_share) = (edge.qpn, edge.psn, edge.receive_share);
+                let parent = ParentSpec { address: place(node), qpn, psn, receive_share };
                 let below = tree
                     .below(node)
                     .find(|&it| tree.ranks(it).into_iter().min() == Some(edge.rank));
@@ -141,6 +149,7 @@ impl Director {
                             qpn: parent.qpn,
                             send_psn: psn,
                             receive_psn: parent.psn,
+                            receive_share: parent.receive_share,
                         };
                         if let Some(endpoint) = endpoint(network.machine_mut(NodeId(host))) {
                             connect(endpoint, qpn, &remote, &options);
