@@ -84,10 +84,8 @@ impl Engine {
         settings: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
         let listen = listen_address(listen)?;
-        let bind = match bind {
-            Some(bind) => bind.iter().map(|it| address(it)).collect::<Result<_, _>>()?,
-            None => vec![listen.ip()],
-        };
+        let bind = bind.map(|all| all.iter().map(|it| address(it)).collect::<Result<Vec<_>, _>>());
+        let bind = bind.transpose()?;
         let mut sources = Sources::of_process();
         for (key, value) in settings.into_iter().flatten() {
             sources.arguments.push(format!("{}={}", key.str()?, value.str()?));
@@ -104,7 +102,9 @@ impl Engine {
             config.metadata = metadata.unwrap_or(config.metadata);
             config.segment_name = name.or(config.segment_name);
             let engine = TransferEngine::new(config)?;
-            transports.iter().try_for_each(|name| install(&engine, name, &settings, &bind))?;
+            transports
+                .iter()
+                .try_for_each(|name| install(&engine, name, &settings, bind.as_deref()))?;
             if let Some(relay) = settings.relay() {
                 engine.install_relay(&relay)?;
             }
@@ -329,9 +329,11 @@ fn install(
     engine: &TransferEngine,
     name: &str,
     settings: &Settings,
-    bind: &[IpAddr],
+    bind: Option<&[IpAddr]>,
 ) -> Result<(), Failure> {
-    let rdma = |provider| RdmaConfig { provider, ..settings.rdma(bind) };
+    let listen = engine.listening_at().ip();
+    let addresses = bind.map_or_else(|| vec![listen], <[_]>::to_vec);
+    let rdma = |provider| RdmaConfig { provider, ..settings.rdma(&addresses) };
     match name {
         "local" => {}
         "shm" => engine.install_shm()?,
@@ -343,8 +345,14 @@ fn install(
         "auto" => {
             // What this machine does not have is no failure.
             drop(engine.install_shm());
-            match engine.install_rdma(rdma(Some(Provider::Ibverbs))) {
-                Ok(()) | Err(InstallError::Open(_)) => {}
+            let mut config = rdma(Some(Provider::Ibverbs));
+            let named = config.devices.as_ref().is_some_and(|names| !names.is_empty());
+            if bind.is_none() && config.devices.is_none() && !listen.is_loopback() {
+                config.devices = Some(Vec::new());
+            }
+            match engine.install_rdma(config) {
+                Ok(()) => {}
+                Err(InstallError::Open(_)) if !named => {}
                 Err(error) => return Err(error.into()),
             }
             engine.install_tcp(settings.tcp())?;

@@ -57,7 +57,7 @@ pub(super) const ROWS: &[Setting] = &[
         scope: Scope::Rdma,
         meaning: "The system's RDMA devices that an engine has, by their names, such as mlx5_0,mlx5_1, whatever \
                   addresses it is told: each of them has to work. all: those that work. Does not count for soft devices. \
-                  `mooncake.engine` of Python takes all where nothing is said, and so does C where it is to discover them.",
+                  Python and C take all where they are told nothing (docs/topology.md).",
     },
     Setting {
         key: "rdma.queue_pairs_per_endpoint",
