@@ -231,10 +231,11 @@ fn files_are_offered_for_reading_and_writing() {
     assert!(refused.stderr.contains("do not"), "{}", refused.stderr);
     // Memory is not durable, whatever leads there.
     fs::write(&source, [1]).unwrap();
-    let refused = run(&["put", "--segment", host, "--offset=0", "--durable", &source]);
+    let refused = run(&["put", "--segment", host, "--durable", "--retry=1", &source]);
     assert!(!refused.status.success());
     let reason = "it is to be durable, and nothing that goes to segment";
     assert!(refused.stderr.contains(reason), "{}", refused.stderr);
+    assert!(!refused.stderr.contains("trying again"), "{}", refused.stderr);
     assert_eq!(
         run(&["put", "--segment", host, "--json", &source]).success().json()["durable"],
         false

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::anyhow;
 use millstream_transfer::{
-    Batch, Buffer, Opcode, SubmitOptions, TransferEngine, TransferRequest, TransferState,
+    Batch, Buffer, Opcode, SubmitError, SubmitOptions, TransferEngine, TransferRequest,
+    TransferState,
 };
 
 use super::session::Trouble;
@@ -259,7 +260,10 @@ impl Pipeline {
         let batch = opened.engine.allocate_batch(1).map_err(anyhow::Error::from)?;
         let options = SubmitOptions { durable: self.durable, ..opened.wishes.options() };
         let submitted = opened.engine.submit_with(&batch, &[request], &options);
-        submitted.map_err(|error| Trouble::Remote(error.into()))?;
+        submitted.map_err(|error| match stays(&error) {
+            true => Trouble::Local(error.into()),
+            false => Trouble::Remote(error.into()),
+        })?;
         Ok(batch)
     }
 
@@ -286,6 +290,18 @@ impl Pipeline {
         }
         Ok(moved)
     }
+}
+
+/// Whether the same request is refused again, whatever becomes of the peer and the way to it: what it asks for is not to be
+/// had there, or not here.
+const fn stays(error: &SubmitError) -> bool {
+    matches!(
+        error,
+        SubmitError::NotDurable { .. }
+            | SubmitError::UnknownPolicy { .. }
+            | SubmitError::UnknownIntent { .. }
+            | SubmitError::OverLimit { .. }
+    )
 }
 
 /// How a batch has ended: the transport that did it.
