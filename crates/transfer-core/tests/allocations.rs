@@ -14,7 +14,7 @@ static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
 fn request(user: u64, ranges: Ranges<'_>) -> Request<'_> {
     Request {
-        opcode: if user % 2 == 0 { Opcode::Write } else { Opcode::Read },
+        opcode: if user.is_multiple_of(2) { Opcode::Write } else { Opcode::Read },
         ranges,
         deadline: None,
         priority: PriorityLevel::ALL[0],
