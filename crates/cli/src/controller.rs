@@ -35,6 +35,9 @@ pub(crate) struct Arguments {
     /// of switches
     #[arg(long, value_name = "F", default_value_t = FanIn::MAX.get(), value_parser = clap::value_parser!(u32).range(FAN_IN))]
     fan_in: u32,
+    /// Ranks that are connected at a time at most, of all groups: a group of more is refused
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    max_ranks: u32,
     /// The network in YAML: switches, and who is connected to them. Trees are planned on it, and who is not in it
     /// is refused
     #[arg(long, value_name = "FILE.yaml")]
@@ -99,6 +102,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let line = ReadyLine::default();
     let mut config = ControllerConfig::new(arguments.listen);
     config.rules.fan_in = FanIn::new(arguments.fan_in).unwrap_or(FanIn::MAX);
+    config.rules.max_ranks = arguments.max_ranks as usize;
     config.plans.clone_from(&arguments.plans);
     config.state.clone_from(&arguments.state);
     config.state_tls = TlsFiles {

@@ -76,6 +76,7 @@ fn bad_usage_is_told_in_one_sentence() {
         (vec!["sim", "--scenario", "nothing"], "allreduce"),
         (vec!["sim", "--hosts", "65"], "1 to 64"),
         (vec!["controller", "--fan-in", "65"], "65 is not in 1..=64"),
+        (vec!["controller", "--max-ranks", "65537"], "65537 is not in 1..=65536"),
         (vec!["bench", "allreduce", "--fan-in", "0"], "0 is not in 1..=64"),
         (vec!["bench", "allreduce", "--hosts=65", "--fan-in=2"], "has up to 64 hosts"),
         (vec!["sim", "--seed", "18446744073709551615", "--runs", "2"], "2^64"),

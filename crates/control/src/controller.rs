@@ -181,7 +181,7 @@ async fn serve(
     }
     ready(local);
     let (events, mut incoming) = mpsc::channel(INCOMING_MESSAGES);
-    let places = Arc::new(Semaphore::new(rules.max_connections + CLOSING_MAX));
+    let places = Arc::new(Semaphore::new(rules.max_connections() + CLOSING_MAX));
     let mut controller = Controller::new(rules.clone());
     if let Some(leadership) = &leadership {
         controller.stand_by(leadership.standby());

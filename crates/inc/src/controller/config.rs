@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::quotas::{Quotas, TokenRules};
 use crate::plan::FanIn;
+use crate::spec::MAX_WORLD;
 use crate::topology::Topology;
 
 /// What a controller is made with.
@@ -12,8 +13,10 @@ use crate::topology::Topology;
 pub struct ControllerConfig {
     /// Distinguishes the communicators of this run from those of an earlier one.
     pub seed: u64,
-    /// At most so many connections.
-    pub max_connections: usize,
+    /// At most so many ranks are connected, of all groups: no group has more.
+    pub max_ranks: usize,
+    /// At most so many switches are connected.
+    pub max_switches: usize,
     /// At most so many of them may not have said yet what they are: for another one, the oldest of those of the
     /// address that has most of them is sent away.
     pub max_strangers: usize,
@@ -67,7 +70,9 @@ impl ControllerConfig {
     pub const fn new(seed: u64) -> Self {
         Self {
             seed,
-            max_connections: 4096,
+            max_ranks: 4096,
+            // As many as trees of 65,536 ranks with 64 children a node have, and some more.
+            max_switches: 2048,
             max_strangers: 256,
             max_groups: 1024,
             introduction_timeout: Duration::from_secs(10),
@@ -94,5 +99,15 @@ impl ControllerConfig {
             source_quotas: Quotas::SOURCE,
             keep_records: false,
         }
+    }
+
+    /// How many connections there are at most.
+    pub const fn max_connections(&self) -> usize {
+        self.max_ranks + self.max_switches + self.max_strangers
+    }
+
+    /// How many ranks a group has at most: more than there can be would wait for each other in vain.
+    pub(super) fn max_world(&self) -> u32 {
+        MAX_WORLD.min(self.max_ranks.try_into().unwrap_or(MAX_WORLD))
     }
 }

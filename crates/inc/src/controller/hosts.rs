@@ -12,7 +12,6 @@ use crate::protocol::{
     AbortReason, FallbackOffer, FromController, Hello, HostQueuePair, MAX_AVOIDED, MAX_HOST_BYTES,
     MAX_TEXT_BYTES, Refusal,
 };
-use crate::spec::MAX_WORLD;
 use crate::stripe::MAX_TREES;
 
 /// Whether a host can have so many further addresses.
@@ -76,8 +75,7 @@ impl Controller {
         if !is_name(group) {
             return Err(Refusal::Name { what: "group".to_owned() });
         }
-        // More than there can be connections would wait for each other in vain.
-        let limit = MAX_WORLD.min(self.config.max_connections.try_into().unwrap_or(MAX_WORLD));
+        let limit = self.config.max_world();
         if world == 0 || world > limit {
             return Err(Refusal::World { world, limit });
         }
@@ -88,6 +86,7 @@ impl Controller {
         if rank >= world {
             return Err(Refusal::Rank { rank, world });
         }
+        self.check_ranks()?;
         check_addresses(&hello.more_addresses)?;
         if let Some(topology) = &self.config.topology {
             let mut all = [address].into_iter().chain(hello.more_addresses.iter().copied());

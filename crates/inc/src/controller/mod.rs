@@ -261,12 +261,6 @@ impl Controller {
             let what = "connections of peers that have not said what they are".to_owned();
             self.turn_away(oldest, Refusal::Limit { what, limit });
         }
-        let limit = self.config.max_connections;
-        if self.connections.len() >= limit {
-            let what = "connections".to_owned();
-            self.turn_away(connection, Refusal::Limit { what, limit });
-            return;
-        }
         if let Err(refusal) = self.check_connections(owner) {
             return self.turn_away(connection, refusal);
         }
@@ -600,6 +594,32 @@ impl Controller {
                 let term = self.connections.get(&connection).map_or(self.term, |it| it.term);
                 self.outputs.push_back(Output::Send { connection, term, message });
             }
+        }
+    }
+
+    /// Whether one more rank may be connected: others keep their places for switches.
+    fn check_ranks(&self) -> Result<(), Refusal> {
+        let limit = self.config.max_ranks;
+        self.check_count("ranks", limit, |role| matches!(role, Role::Host { .. }))
+    }
+
+    /// Whether one more switch may be.
+    fn check_switches(&self) -> Result<(), Refusal> {
+        self.check_count("switches", self.config.max_switches, |role| {
+            matches!(role, Role::Switch(_))
+        })
+    }
+
+    fn check_count(
+        &self,
+        what: &str,
+        limit: usize,
+        is_one: impl Fn(&Role) -> bool,
+    ) -> Result<(), Refusal> {
+        let of = |connection: &&Connection| is_one(&connection.role);
+        match self.connections.values().filter(of).count() < limit {
+            true => Ok(()),
+            false => Err(Refusal::Limit { what: what.to_owned(), limit }),
         }
     }
 

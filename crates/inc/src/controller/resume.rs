@@ -21,7 +21,6 @@ use crate::protocol::{
     AbortReason, FallbackOffer, FromController, GroupIdentity, LostSwitch, MAX_TERM, RankList,
     Refusal, Resume, ToController, TokenProblem, shortened,
 };
-use crate::spec::MAX_WORLD;
 
 /// Who is called later than this did not run meanwhile.
 const LATE: Duration = Duration::from_millis(100);
@@ -209,7 +208,7 @@ impl Controller {
         if !is_name(group) {
             return Err(Refusal::Name { what: "group".to_owned() });
         }
-        let limit = MAX_WORLD.min(self.config.max_connections.try_into().unwrap_or(MAX_WORLD));
+        let limit = self.config.max_world();
         if world == 0 || world > limit {
             return Err(Refusal::World { world, limit });
         }
@@ -217,7 +216,13 @@ impl Controller {
             return Err(Refusal::Rank { rank, world });
         }
         check_addresses(&resume.more_addresses)?;
-        if let Some(id) = self.group_of(identity) {
+        let id = self.group_of(identity);
+        let member = id.and_then(|id| self.groups[&id].members.get(&rank));
+        // Otherwise it takes the place of its connection of before.
+        if member.is_none_or(|member| member.connection.is_none()) {
+            self.check_ranks()?;
+        }
+        if let Some(id) = id {
             let known = &self.groups[&id];
             if known.owner.token != owner.token {
                 return Err(Refusal::Token { problem: TokenProblem::OtherGroup });

@@ -34,6 +34,9 @@ impl Controller {
             self.turn_away(connection, refusal);
             return;
         }
+        if let Err(refusal) = self.check_switches() {
+            return self.turn_away(connection, refusal);
+        }
         if self.comes_back(connection, &name, address, limits, presence) {
             return;
         }

@@ -750,18 +750,15 @@ fn a_switch_that_talks_nonsense_is_a_dead_switch() {
 
 #[test]
 fn limits_hold() {
-    let config = ControllerConfig { max_connections: 3, max_groups: 2, ..ControllerConfig::new(0) };
+    let config = ControllerConfig { max_ranks: 3, max_groups: 2, ..ControllerConfig::new(0) };
     let mut world = World::with(config);
     world.join(1, "a", 2, 0);
     world.join(2, "b", 2, 0);
     let third = world.join(3, "c", 2, 0);
     assert_eq!(world.refusal(third).to_string(), "the controller has its 2 groups already");
     world.join(4, "a", 2, 1);
-    world.connect(ConnectionId(5));
-    assert_eq!(
-        world.refusal(ConnectionId(5)).to_string(),
-        "the controller has its 3 connections already"
-    );
+    let fifth = world.join(5, "b", 2, 1);
+    assert_eq!(world.refusal(fifth).to_string(), "the controller has its 3 ranks already");
     assert_eq!(world.controller.census().connections, 3);
 }
 

@@ -41,10 +41,10 @@ fn node(communicator: u64) -> HeldNode {
 }
 
 #[test]
-fn the_largest_group_is_as_large_as_there_can_be_connections() {
-    for max_connections in [64, 4096] {
-        let config = ControllerConfig { max_connections, ..ControllerConfig::new(7) };
-        let most = max_connections as u32;
+fn the_largest_group_is_as_large_as_there_can_be_ranks() {
+    for max_ranks in [64, 4096] {
+        let config = ControllerConfig { max_ranks, ..ControllerConfig::new(7) };
+        let most = max_ranks as u32;
         for (size, rank, taken) in [
             (most, most - 1, true),
             (most + 1, 0, false),
@@ -60,6 +60,33 @@ fn the_largest_group_is_as_large_as_there_can_be_connections() {
             assert_eq!(is_taken(&mut world, 1, resume), taken, "rank {rank} of {size} comes back");
         }
     }
+}
+
+/// Strangers take no place of ranks or switches, nor those of each other.
+#[test]
+fn the_largest_group_is_made_with_its_switch_while_strangers_come() {
+    let (max_ranks, max_switches, max_strangers) = (16, 1, 3);
+    let config =
+        ControllerConfig { max_ranks, max_switches, max_strangers, ..ControllerConfig::new(7) };
+    assert_eq!(config.max_connections(), 20);
+    let mut world = World::with(config);
+    (500..510).for_each(|number| world.connect(ConnectionId(number)));
+    world.switch(SWITCH, "s", 1);
+    world.heard(SWITCH);
+    world.ready(1, "g", 16);
+    let rank = world.join(100, "h", 1, 0);
+    assert_eq!(world.refusal(rank).to_string(), "the controller has its 16 ranks already");
+    let switch = ConnectionId(1001);
+    world.switch(switch, "t", 2);
+    assert_eq!(world.refusal(switch).to_string(), "the controller has its 1 switches already");
+    let held = world.controller.census().connections;
+    assert!((17..=20).contains(&held), "{held}");
+    // Who comes back has the place of its connection of before.
+    let identity = world.controller.groups.values().next().unwrap().identity;
+    let communicator = world.controller.groups.values().next().unwrap().nodes[0].communicator;
+    let address = hello("g", 16, 3).address;
+    let resume = Resume { identity, communicator, address, ..claim(16, 3) };
+    assert!(is_taken(&mut world, 200, ToController::Resume(Resume { term: 0, ..resume })));
 }
 
 #[test]
