@@ -100,8 +100,8 @@ typedef struct millstream_file_options {
  * Offers a file or a block device to peers, as a segment of its own, and writes the segment's name, by which they open
  * it, with a zero behind it. Offsets in the file take the place of addresses there. Whoever can open the segment can read
  * the file, and write it if it is offered so. The engine has the transport "nvmeof". 0, or the negative of a code, and
- * nothing is offered: 1 (also where the file cannot be opened, or the name does not fit), 7 (one of that name is offered),
- * 202 (no transport nvmeof)... `options` may be NULL.
+ * nothing is offered: 1 (also where the file cannot be opened; or the name does not fit, so that it is taken back), 7 (one of
+ * that name is offered), 202 (no transport nvmeof)... `options` may be NULL.
  */
 int millstream_register_file(transfer_engine_t engine, const char *path, const struct millstream_file_options *options,
                              char *segment_out, size_t segment_len);

@@ -346,13 +346,11 @@ fn install(
             // What this machine does not have is no failure.
             drop(engine.install_shm());
             let mut config = rdma(Some(Provider::Ibverbs));
-            let named = config.devices.as_ref().is_some_and(|names| !names.is_empty());
             if bind.is_none() && config.devices.is_none() && !listen.is_loopback() {
                 config.devices = Some(Vec::new());
             }
             match engine.install_rdma(config) {
-                Ok(()) => {}
-                Err(InstallError::Open(_)) if !named => {}
+                Ok(()) | Err(InstallError::Open(_)) => {}
                 Err(error) => return Err(error.into()),
             }
             engine.install_tcp(settings.tcp())?;

@@ -165,6 +165,7 @@ pub(crate) fn start(
             return Ok(Started { engine, missing });
         };
         let rdma = RdmaConfig { addresses: addresses.to_vec(), ..rdma.clone() };
+        let named = rdma.devices.is_some();
         match engine.install_rdma(rdma) {
             Ok(()) => {
                 install_last()?;
@@ -172,7 +173,15 @@ pub(crate) fn start(
             }
             Err(InstallError::Open(DeviceError::Soft(error)))
                 if error.is_in_use() && bind.is_empty() && is_one_of_many(peer) => {}
-            Err(error @ InstallError::DuplicateDevice(_)) => return Err(usage(error.to_string())),
+            // Devices by name, none of which works.
+            Err(InstallError::Open(error)) if named && protocols.contains(&Protocol::Auto) => {
+                missing.push(("rdma", error.to_string()));
+                install_last()?;
+                return Ok(Started { engine, missing });
+            }
+            Err(error @ InstallError::DuplicateDevice(_)) => {
+                return Err(usage(format!("--bind: {error}")));
+            }
             Err(error) => return Err(error.into()),
         }
     }

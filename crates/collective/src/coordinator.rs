@@ -111,7 +111,7 @@ impl Coordinator {
         let ranks =
             TokenRules { name: "ranks".to_owned(), kind: TokenKind::Host, quotas: Quotas::NONE };
         let rules = ControllerConfig {
-            max_ranks: world as usize + STRANGERS,
+            max_ranks: world as usize,
             max_strangers: STRANGERS,
             max_groups: 1,
             hosts_only: Some(reason),

@@ -106,12 +106,16 @@ impl DataPlane {
         self.shards[0].shared().socket_info().address
     }
 
-    /// Makes a communicator's node, in the shard that has the fewest.
+    /// Makes a communicator's node, of the shards that have room for it in the one that has the fewest.
     pub(crate) fn create(&mut self, spec: &CommunicatorSpec) -> Result<Created, DataPlaneError> {
-        let (mut memory, mut count, mut fewest) = (0, 0, (usize::MAX, 0));
+        let (mut memory, mut count) = (0, 0);
+        let (mut fewest, mut refused) = (None, None);
         for (index, shard) in self.shards.iter().enumerate() {
             let node = shard.shared().lock_without_waking()?;
-            fewest = fewest.min((node.communicators(), index));
+            match node.check_communicator(spec) {
+                Ok(()) => fewest = fewest.into_iter().chain([(node.communicators(), index)]).min(),
+                Err(error) => refused = Some(error),
+            }
             (memory, count) = (memory + node.memory_used(), count + node.communicators());
         }
         // Each shard knows of its own nodes only.
@@ -127,7 +131,9 @@ impl DataPlane {
         if needed > available {
             return Err(CreateError::Memory { needed, available }.into());
         }
-        let (_, index) = fewest;
+        let Some((_, index)) = fewest else {
+            return Err(refused.unwrap_or(CreateError::TooMany { limit }).into());
+        };
         let shared = self.shards[index].shared();
         let prepared = PreparedCommunicator::new(spec.clone()).map_err(CreateError::from)?;
         let created = shared.lock()?.create_prepared(shared.now(), prepared)?;

@@ -24,8 +24,8 @@ pub use create::{CreateError, Created, Edge, PreparedCommunicator, Uplink};
 pub use ports::{CommunicatorCounts, PortCounts};
 pub use serving::packets_too_long;
 
-/// How long a node waits for the others before it tells the one above what the first has called: ranks that call at
-/// nearly the same time cost no further message.
+/// How often at most nodes tell those above what the first has called while others have not: ranks that call at
+/// nearly the same time cost few further messages.
 const FIRST_CALL_PATIENCE: Duration = Duration::from_millis(10);
 
 /// A node has a queue pair for each port, and an endpoint so many.

@@ -160,12 +160,13 @@ fn merge_into(buffer: &mut BufferDesc, other: BufferDesc) {
         buffer.part_of = buffer.part_of.or(other.part_of);
     }
     buffer.shm_key = buffer.shm_key.or(other.shm_key);
-    if let (Some(protocols), Some(more)) = (&mut buffer.protocol, other.protocol)
-        && !has(protocols, &more)
-        && protocols.split(SEPARATOR).count() < MAX_PROTOCOLS
-    {
-        protocols.push(SEPARATOR);
-        protocols.push_str(&more);
+    if let (Some(protocols), Some(more)) = (&mut buffer.protocol, other.protocol) {
+        for protocol in more.split(SEPARATOR) {
+            if !has(protocols, protocol) && protocols.split(SEPARATOR).count() < MAX_PROTOCOLS {
+                protocols.push(SEPARATOR);
+                protocols.push_str(protocol);
+            }
+        }
     }
 }
 
@@ -228,7 +229,8 @@ mod tests {
         let mut descriptor = SegmentDesc::from_json(TWO.as_bytes()).unwrap();
         let mut buffers = listed(1);
         for number in 0..100 {
-            buffers.push(BufferDesc { protocol: Some(number.to_string()), ..buffers[0].clone() });
+            let protocol = Some(format!("tcp{SEPARATOR}{number}"));
+            buffers.push(BufferDesc { protocol, ..buffers[0].clone() });
         }
         descriptor.buffers = buffers;
         let read = SegmentDesc::from_json(&descriptor.to_json()).unwrap();

@@ -36,8 +36,8 @@ const MAX_TOLD: usize = 80;
 /// The most servers for which a descriptor says where they have mapped a file.
 const MAX_MAPPED: usize = 4096;
 
-/// The most locations of [`PriorityMatrix`] that are read.
-const MAX_LOCATIONS: usize = 1024;
+/// The most locations of [`PriorityMatrix`] that are read: as many as a matrix may have.
+const MAX_LOCATIONS: usize = 2048;
 
 /// What is wrong with a file of which a descriptor says no length, and with those after it.
 const NO_LENGTH: &str = "has no length, so that nothing has a place after it";

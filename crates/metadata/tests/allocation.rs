@@ -42,6 +42,12 @@ fn no_list_of_a_descriptor_takes_many_times_the_memory_of_its_text() {
         assert_eq!(read.buffers_left_out, left_out);
         assert!(allocated < BUFFERS, "{allocated} bytes for {count} buffers");
     }
+    // All of them different memory.
+    let entries: Vec<_> = (1..=600_000).map(|it| format!(r#"{{"addr":{it}}}"#)).collect();
+    let text_of_all = format!("{several}{buffers}{}]}}", entries.join(","));
+    let (all, allocated) = read(text_of_all.as_bytes());
+    assert_eq!(all.unwrap().buffers_left_out, entries.len() - MAX_BUFFERS);
+    assert!(allocated < BUFFERS, "{allocated} bytes");
     let in_buffer = |start: &str| [one, buffers, start].concat();
     let of = |list: &str| format!(r#"{one},"{list}":["#);
     let device = format!(r#"{{"gid":"{}"}}"#, ["00"; 16].join(":"));

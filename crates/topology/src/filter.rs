@@ -14,8 +14,11 @@ impl DeviceFilter {
     }
 
     /// Names with commas between, as `MC_TE_FILTERS` has them: `mlx5_0,mlx5_1`. White space around
-    /// names does not count; without any name, all NICs are allowed.
+    /// names does not count; without any name, and with `all`, all NICs are allowed.
     pub fn parse(text: &str) -> Self {
+        if text.trim().eq_ignore_ascii_case("all") {
+            return Self::all();
+        }
         let names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
         Self { names: names.map(str::to_owned).collect() }
     }

@@ -139,8 +139,9 @@ impl fmt::Debug for Config {
 pub struct RdmaConfig {
     /// The local addresses: a device for each.
     pub addresses: Vec<IpAddr>,
-    /// The devices with these names in place of those with `addresses`, each of which has to work; without a name,
-    /// all devices of the system that work. Does not count where `provider` is soft.
+    /// The devices with these names in place of those with `addresses`, or without a name all devices of the system:
+    /// those of them that work, at least one. `soft-ADDRESS` is the name of a soft one. Does not count where
+    /// `provider` is soft.
     pub devices: Option<Vec<String>>,
     /// What does the work: soft devices, or the system's RDMA devices with these addresses. With
     /// `None`, the system's where it has one with the address, else a soft one.

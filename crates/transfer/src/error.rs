@@ -149,10 +149,8 @@ pub enum InstallError {
     /// An address was given twice.
     #[error("{0} is given twice: there is one device for each address")]
     DuplicateAddress(IpAddr),
-    /// Two addresses are of one device, or its name is given twice.
-    #[error(
-        "the device {0} is given twice, by two of its addresses or by its name: give one of them"
-    )]
+    /// Two addresses are of one device.
+    #[error("two of the addresses are of the device {0}: give one of them")]
     DuplicateDevice(String),
     /// A value of the configuration is out of range.
     #[error("{name} = {value} is out of range: {min} to {max}")]

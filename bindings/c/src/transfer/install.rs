@@ -136,12 +136,11 @@ fn install_rdma(engine: &Engine, matrix: Option<&str>) -> Result<(), Failure> {
     engine.transfer.install_rdma(config).map_err(failure)
 }
 
-/// Installs `rdma` with the devices of the system that settings name, or with all that work; whether there are any.
+/// Installs `rdma` with those devices of the system that work, of all or of those that settings name; whether there are any.
 /// Not where soft ones are asked for, nor, unless settings name some, where the engine is reached from this machine
 /// only.
 fn install_system_devices(engine: &Engine) -> Result<bool, Failure> {
     let config = engine.settings.rdma(&[]);
-    let named = config.devices.as_ref().is_some_and(|names| !names.is_empty());
     let unwanted = config.devices.is_none() && engine.device_address.is_loopback();
     if config.provider == Some(Provider::Soft) || unwanted {
         return Ok(false);
@@ -150,8 +149,8 @@ fn install_system_devices(engine: &Engine) -> Result<bool, Failure> {
     let config = RdmaConfig { provider: Some(Provider::Ibverbs), devices, ..config };
     match engine.transfer.install_rdma(config) {
         Ok(()) => Ok(true),
-        // What this machine does not have is no failure, unless it was named.
-        Err(InstallError::Open(_)) if !named => Ok(false),
+        // What this machine does not have is no failure.
+        Err(InstallError::Open(_)) => Ok(false),
         Err(error) => Err(failure(error)),
     }
 }

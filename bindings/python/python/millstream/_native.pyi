@@ -207,7 +207,8 @@ class Engine:
         that this machine has to memory, and ``nvmeof`` once a file is registered or opened), or of ``shm``, ``tcp``, ``rdma``,
         ``rdma:soft``, ``rdma:ibverbs``, ``local``, and ``nvmeof``, by which files are offered, and segments that are
         files are reached.
-        ``bind`` are the addresses of RDMA devices. ``settings`` come before those of the environment and of files.
+        ``bind`` are the addresses of RDMA devices; without, ``auto`` has all of the system that work, unless it
+        listens on loopback. ``settings`` come before those of the environment and of files.
         """
     @property
     def name(self) -> str:

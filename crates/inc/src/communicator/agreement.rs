@@ -69,6 +69,7 @@ impl Communicator {
             return Ok(Progress::None);
         }
         self.announced = 0;
+        self.first_due = false;
         self.call = call;
         self.combine_small();
         self.called += 1;

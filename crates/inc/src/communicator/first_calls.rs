@@ -1,8 +1,8 @@
 //! What a rank has called is told above before all have called, so that ranks that differ hear of it wherever they are
 //! and whoever is late.
 //!
-//! A node does so once for each collective, a short time after the first of its children has called, and only if others
-//! have not by then; and at once when a switch below does. All that it knows is the same, or it would have ended the
+//! A node does so once for each collective, the next time that its switch tells such things, and only if others have not
+//! called by then; and at once when a switch below does. All that it knows is the same, or it would have ended the
 //! communicator, so the descriptor of one rank stands for all of them. Where two such meet they are compared.
 //!
 //! Nothing else follows from it: no slot is opened, nothing is agreed on, and when all have called the descriptor goes up

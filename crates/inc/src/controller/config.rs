@@ -101,7 +101,7 @@ impl ControllerConfig {
         }
     }
 
-    /// How many connections there are at most.
+    /// How many connections there are at most, as each kind of them has its limit.
     pub const fn max_connections(&self) -> usize {
         self.max_ranks + self.max_switches + self.max_strangers
     }

@@ -34,11 +34,11 @@ impl Controller {
             self.turn_away(connection, refusal);
             return;
         }
-        if let Err(refusal) = self.check_switches() {
-            return self.turn_away(connection, refusal);
-        }
         if self.comes_back(connection, &name, address, limits, presence) {
             return;
+        }
+        if let Err(refusal) = self.check_switches() {
+            return self.turn_away(connection, refusal);
         }
         let taken = self.real_switches().find_map(|other| {
             let what = match () {

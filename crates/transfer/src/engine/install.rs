@@ -175,7 +175,7 @@ impl TransferEngine {
     }
 
     /// Insists on one of the transports that are installed, or on none any more: a request to a segment
-    /// that this one does not reach is refused with [`SubmitError::PathRequired`], whichever else does.
+    /// that this one does not reach is refused with [`SubmitError::PathRequired`](crate::SubmitError::PathRequired), whichever else does.
     pub fn require(&self, transport: Option<&str>) -> Result<(), InstallError> {
         let find = |name: &str| {
             let transports = self.inner.transports();

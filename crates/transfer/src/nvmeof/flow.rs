@@ -405,10 +405,11 @@ impl Flow {
     /// the file changes by them. What a target has of a WRITE may be written at any time, also after one that was sent later.
     pub(super) fn take_all_but_reads(&mut self) -> Rest {
         let mut lost = Vec::new();
-        for (slot, part) in self.parts.slots.iter_mut().enumerate() {
-            // What waits still has had nothing to do with that connection.
-            if let Some(part) = part.as_mut().filter(|_| !self.again.contains(&slot)) {
-                part.attempts += 1;
+        self.parts.slots.iter_mut().flatten().for_each(|part| part.attempts += 1);
+        // What waits still has had nothing to do with that connection.
+        for &slot in &self.again {
+            if let Some(part) = self.parts.slots.get_mut(slot).and_then(Option::as_mut) {
+                part.attempts -= 1;
             }
         }
         for index in 0..self.groups.slots.len() {

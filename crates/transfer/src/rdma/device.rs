@@ -26,7 +26,7 @@ pub(super) struct LocalDevice {
 }
 
 impl LocalDevice {
-    /// Opens what a configuration asks for, at least one.
+    /// Opens what a configuration asks for, at least one. Of devices by name, those that work.
     pub(super) fn open_all(
         config: &RdmaConfig,
         accepted: &Weak<Accepted>,
@@ -36,24 +36,28 @@ impl LocalDevice {
             let choice = |&address| DeviceChoice::Address(address, config.provider);
             return config.addresses.iter().map(choice).map(open).collect();
         };
-        if !names.is_empty() {
-            return names.iter().cloned().map(DeviceChoice::Name).map(open).collect();
-        }
-        let (mut devices, mut first_error) = (Vec::new(), None);
-        for name in Device::list_ibverbs().map_err(DeviceError::from)? {
+        let all = match names.is_empty() {
+            true => Device::list_ibverbs().map_err(DeviceError::from)?,
+            false => names.to_vec(),
+        };
+        let (mut devices, mut first_error) = (Vec::<Self>::new(), None);
+        for name in all {
+            if devices.iter().any(|known| known.device.name() == name) {
+                continue;
+            }
+            // As a port without a cable, or a NIC that another machine of these has.
             match open(DeviceChoice::Name(name.clone())) {
                 Ok(device) => devices.push(device),
-                // As a port without a cable.
-                Err(InstallError::Open(error)) => {
-                    tracing::info!(name, %error, "device left out");
+                Err(error) => {
+                    tracing::warn!(name, %error, "RDMA device left out");
                     first_error.get_or_insert(error);
                 }
-                Err(error) => return Err(error),
             }
         }
-        match devices.is_empty() {
-            true => Err(first_error.unwrap_or(IbverbsError::NoDevice.into()).into()),
-            false => Ok(devices),
+        match first_error {
+            Some(error) if devices.is_empty() => Err(error),
+            None if devices.is_empty() => Err(DeviceError::from(IbverbsError::NoDevice).into()),
+            _ => Ok(devices),
         }
     }
 

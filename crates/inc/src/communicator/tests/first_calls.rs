@@ -99,7 +99,15 @@ fn a_note_that_has_not_left_when_all_have_called_never_does() {
         }
         announce(&mut node, 0, &call(0, 0), &[]).unwrap();
         node.connected();
-        assert_eq!(sends(&mut node, UP).iter().map(note).collect::<Vec<_>>(), [None]);
+        let up = sends(&mut node, UP);
+        assert_eq!(up.iter().map(note).collect::<Vec<_>>(), [None]);
+        assert_eq!(sends(&mut node, UP), []);
+        // Nor with the next collective, of which nothing is to be told yet.
+        deliver(&mut node, &up);
+        let agreed = Some(Answer::agreed(0).to_immediate());
+        assert_eq!(node.answered(agreed, false, 0), Progress::Ready);
+        (0..2).for_each(|port| assert_eq!(sends(&mut node, port).len(), 1));
+        announce(&mut node, 1, &call(1, 0), &[]).unwrap();
         assert_eq!(sends(&mut node, UP), []);
     }
 }

@@ -8,8 +8,8 @@ use millstream_verbs::{Mtu, Provider};
 use super::{Scope, Setting};
 use crate::settings::kind::{Kind, Unit};
 
-/// As many as a list of a matrix has at most.
-const MAX_DEVICES: usize = 1024;
+/// As many as a descriptor has at most.
+const MAX_DEVICES: usize = 256;
 
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -55,9 +55,9 @@ pub(super) const ROWS: &[Setting] = &[
             write: |values, devices| values.rdma.devices = devices,
         },
         scope: Scope::Rdma,
-        meaning: "The system's RDMA devices that an engine has, by their names, such as mlx5_0,mlx5_1, whatever \
-                  addresses it is told: each of them has to work. all: those that work. Does not count for soft devices. \
-                  Python and C take all where they are told nothing (docs/topology.md).",
+        meaning: "The RDMA devices that an engine has, by their names, such as mlx5_0,mlx5_1, whatever addresses it is \
+                  told: those of them that work, at least one. all: those of the system. Does not count with \
+                  rdma:soft. Python and C take all where they are told nothing (docs/topology.md).",
     },
     Setting {
         key: "rdma.queue_pairs_per_endpoint",
