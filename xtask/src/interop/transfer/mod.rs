@@ -23,7 +23,7 @@ const SETUP_LIMIT: Duration = Duration::from_secs(30);
 
 const NICS: &str = include_str!("nics.sh");
 /// How many peers are dead at once, and NICs of each: what an emulated processor can serve.
-const DEAD: &str = "8x2";
+const DEAD: &str = "4x2";
 /// The devices that the script makes.
 const DEVICES: &str = "ibverbs:rxe1,rxe2,rxe3,rxe4,rxe5,rxe6,rxe7,rxe8";
 
