@@ -4,6 +4,7 @@
 //! Its objects start with the library's structures, as those of drivers do. It completes only what
 //! a test tells it to complete.
 
+mod memory;
 #[cfg(test)]
 mod tests;
 
@@ -36,6 +37,15 @@ pub(super) enum Answer {
     Doorbell(c_int),
 }
 
+/// By which call memory was registered, and with which access.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Registered {
+    /// `ibv_reg_mr`, which knows no optional access.
+    Plain(c_uint),
+    /// `ibv_reg_mr_iova2`.
+    WithOptional(c_uint),
+}
+
 /// What runs in the middle of the next call.
 type Hook = Mutex<Option<Box<dyn FnOnce() + Send>>>;
 
@@ -52,6 +62,8 @@ pub(super) struct Script {
     pub(super) dead: AtomicBool,
     /// The address vectors that queue pairs were given.
     pub(super) ways: Mutex<Vec<ffi::AhAttr>>,
+    /// How memory was registered.
+    pub(super) registered: Mutex<Vec<Registered>>,
     /// What is told of its one port.
     pub(super) port: Mutex<ffi::PortAttr>,
     /// The port's GIDs, by index.
@@ -200,6 +212,7 @@ fn context(port: ffi::PortAttr, gids: Vec<[u8; 16]>) -> (Arc<Script>, Arc<object
         after_acknowledgement: Hook::default(),
         dead: AtomicBool::new(false),
         ways: Mutex::default(),
+        registered: Mutex::default(),
         port: Mutex::new(port),
         gids,
         pairs: Mutex::default(),
@@ -267,10 +280,10 @@ fn library() -> &'static Library {
         ibv_query_gid: query_gid,
         ibv_get_async_event: get_async_event,
         ibv_ack_async_event: ack_async_event,
-        ibv_alloc_pd: alloc_pd,
-        ibv_dealloc_pd: dealloc_pd,
-        ibv_reg_mr: unused::reg_mr,
-        ibv_dereg_mr: unused::dereg_mr,
+        ibv_alloc_pd: memory::allocate_domain,
+        ibv_dealloc_pd: memory::deallocate_domain,
+        ibv_reg_mr: memory::register,
+        ibv_dereg_mr: memory::deregister,
         ibv_create_comp_channel: create_comp_channel,
         ibv_destroy_comp_channel: destroy_comp_channel,
         ibv_get_cq_event: get_cq_event,
@@ -286,7 +299,7 @@ fn library() -> &'static Library {
         ibv_modify_qp: modify_qp,
         ibv_query_qp: query_qp,
         ibv_destroy_qp: destroy_qp,
-        ibv_reg_mr_iova2: None,
+        ibv_reg_mr_iova2: Some(memory::register_with_optional),
         ibv_fork_init: None,
         _library: None,
     };
@@ -307,14 +320,6 @@ mod unused {
         unreachable!()
     }
     pub(super) unsafe extern "C" fn open_device(_: *mut ffi::Device) -> *mut ffi::Context {
-        unreachable!()
-    }
-    pub(super) unsafe extern "C" fn reg_mr(
-        _: *mut ffi::Pd,
-        _: *mut c_void,
-        _: usize,
-        _: c_int,
-    ) -> *mut ffi::Mr {
         unreachable!()
     }
     pub(super) unsafe extern "C" fn create_ah(
@@ -340,9 +345,6 @@ mod unused {
         unreachable!()
     }
     pub(super) unsafe extern "C" fn destroy_srq(_: *mut ffi::Srq) -> c_int {
-        unreachable!()
-    }
-    pub(super) unsafe extern "C" fn dereg_mr(_: *mut ffi::Mr) -> c_int {
         unreachable!()
     }
 }
@@ -383,16 +385,6 @@ unsafe extern "C" fn query_gid(
     let Some(gid) = gids.get(index as usize) else { return fail(libc::EINVAL) };
     // SAFETY: a place for it.
     unsafe { *out = ffi::Gid(*gid) };
-    0
-}
-
-unsafe extern "C" fn alloc_pd(_: *mut ffi::Context) -> *mut ffi::Pd {
-    Box::into_raw(Box::new(0_u64)).cast()
-}
-
-unsafe extern "C" fn dealloc_pd(domain: *mut ffi::Pd) -> c_int {
-    // SAFETY: made above, and the last use.
-    drop(unsafe { Box::from_raw(domain.cast::<u64>()) });
     0
 }
 

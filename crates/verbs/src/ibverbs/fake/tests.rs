@@ -11,6 +11,7 @@ use millstream_roce::{
 use millstream_wire::{Mtu, Psn, Qpn};
 
 mod infiniband;
+mod memory;
 
 use super::*;
 use crate::ibverbs::{CompletionQueue, ProtectionDomain, QueuePair};
