@@ -15,7 +15,7 @@ use millstream_control::tokens::Tokens;
 use millstream_control::topology_file::TopologyFile;
 use serde::Serialize;
 
-use crate::daemon::ReadyLine;
+use crate::daemon::{ReadyLine, open_many_files};
 use crate::note::note;
 use crate::status_pages;
 
@@ -99,6 +99,7 @@ struct Ready {
 
 /// Runs `controller`.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    open_many_files();
     let line = ReadyLine::default();
     let mut config = ControllerConfig::new(arguments.listen);
     config.rules.fan_in = FanIn::new(arguments.fan_in).unwrap_or(FanIn::MAX);

@@ -6,9 +6,17 @@ use std::pin::pin;
 use std::task::Poll;
 
 use millstream_control::terminated;
+use millstream_net::file_table;
 use serde::Serialize;
 
 use crate::output;
+
+/// Lets a daemon have a connection for each peer that the system admits.
+pub(crate) fn open_many_files() {
+    if let Err(error) = file_table::raise_limit() {
+        tracing::warn!(%error, "the limit of open files stays as it is");
+    }
+}
 
 /// Whether the `ready` line could be printed.
 #[derive(Default)]

@@ -7,7 +7,7 @@ use clap::Args;
 use millstream_control::metadata_server::{self, MetadataServerConfig, ServerTls};
 use serde::Serialize;
 
-use crate::daemon::ReadyLine;
+use crate::daemon::{ReadyLine, open_many_files};
 
 /// Arguments of `metadata-server`.
 #[derive(Args, Debug)]
@@ -40,6 +40,7 @@ struct Ready {
 
 /// Runs `metadata-server`.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    open_many_files();
     let line = ReadyLine::default();
     let scheme = if arguments.tls_cert.is_some() { "https" } else { "http" };
     let ready = |listen: SocketAddr| {

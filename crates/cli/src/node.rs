@@ -13,6 +13,7 @@ use millstream_control::status_server::StatusServer;
 use millstream_transfer::{Buffer, FileOptions};
 use serde::Serialize;
 
+use crate::daemon::open_many_files;
 use crate::engine::{Protocol, Started};
 use crate::failure::usage;
 use crate::memory::MemoryKind;
@@ -106,6 +107,7 @@ struct BufferPlace {
 
 /// Runs `node`.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    open_many_files();
     // Before the engine starts its threads.
     let signals = StopWatch::start()?;
     let settings = arguments.settings.load()?;

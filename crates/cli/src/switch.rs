@@ -11,7 +11,7 @@ use millstream_net::Driver;
 use serde::Serialize;
 
 use crate::control_proofs::Proofs;
-use crate::daemon::ReadyLine;
+use crate::daemon::{ReadyLine, open_many_files};
 use crate::{address, bind, controller, status_pages};
 
 /// How often another address is tried when a process takes the one just found.
@@ -71,6 +71,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         proofs,
         no_segmentation_offload,
     } = arguments;
+    open_many_files();
     millstream_net::give_back_large_blocks();
     let (token, tls) = (proofs.token()?, proofs.tls(controller)?);
     bind::check(bind_address.as_slice())?;

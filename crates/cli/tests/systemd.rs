@@ -13,6 +13,7 @@ use common::{Folder, Running, address, is_installed, millstream, serve, skip};
 /// For a daemon to be ready, on a busy machine too.
 const BOUND: Duration = Duration::from_secs(20);
 const PROGRAM: &str = "/usr/bin/millstream";
+const DAEMONS: [&str; 4] = ["controller", "metadata-server", "node", "switch"];
 
 /// Each with its text.
 fn units() -> Vec<(PathBuf, String)> {
@@ -27,6 +28,16 @@ fn command(unit: &str) -> &str {
     let words: Vec<&str> = line.split(' ').collect();
     assert_eq!([words[0], words[2]], [PROGRAM, "$MILLSTREAM_OPTIONS"]);
     words[1]
+}
+
+/// What a daemon needs to start, with this controller.
+fn options(daemon: &str, controller: &str) -> Vec<String> {
+    let (bind, listen) = (format!("--bind={}", address()), format!("--listen={}:0", address()));
+    match daemon {
+        "switch" => vec![format!("--controller={controller}"), bind],
+        "node" => vec!["--buffer=1MiB".to_owned(), bind],
+        _ => vec![listen],
+    }
 }
 
 #[test]
@@ -72,16 +83,10 @@ fn every_daemon_says_that_it_is_ready() {
     let mut commands: Vec<String> =
         units().iter().map(|(_, text)| command(text).to_owned()).collect();
     commands.sort();
-    assert_eq!(commands, ["controller", "metadata-server", "node", "switch"]);
+    assert_eq!(commands, DAEMONS);
     for command in commands {
-        let (here, listen) = (address(), format!("{}:0", address()));
-        let options: &[&str] = match command.as_str() {
-            "switch" => &["--controller", &controller, "--bind", &here],
-            "node" => &["--buffer=1MiB", "--bind", &here],
-            _ => &["--listen", &listen],
-        };
         let mut daemon = millstream();
-        daemon.arg(&command).args(options).env("NOTIFY_SOCKET", &socket);
+        daemon.arg(&command).args(options(&command, &controller)).env("NOTIFY_SOCKET", &socket);
         let mut daemon = Running::start(&command, &mut daemon);
         let mut message = [0; 64];
         let length = manager.recv(&mut message).unwrap();
@@ -104,4 +109,22 @@ fn a_manager_that_does_not_hear_is_no_failure() {
     daemon.signal("TERM");
     let output = daemon.output().success();
     assert!(output.stderr.contains("NOTIFY_SOCKET"), "{}", output.stderr);
+}
+
+/// Each peer is a connection: as many as the system admits, and not the 1,024 that programs begin with.
+#[test]
+fn every_daemon_lets_itself_open_as_many_files_as_it_may() {
+    if !is_installed("prlimit") {
+        return skip("there is no prlimit");
+    }
+    let (_daemons, controller) = serve();
+    for name in DAEMONS {
+        let mut daemon = Command::new("prlimit");
+        daemon.args(["--nofile=200:3000", env!("CARGO_BIN_EXE_millstream"), name]);
+        let mut daemon = Running::start(name, daemon.args(options(name, &controller)));
+        daemon.ready();
+        let limits = fs::read_to_string(format!("/proc/{}/limits", daemon.id())).unwrap();
+        let open = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
+        assert_eq!(open.split_whitespace().nth(3), Some("3000"), "{name}: {open}");
+    }
 }

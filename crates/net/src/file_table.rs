@@ -1,4 +1,4 @@
-//! Room in the process's table of open files.
+//! How many files the process may have open, and room for them in its table.
 
 use std::fs::File;
 use std::io;
@@ -11,12 +11,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 /// as long as a processor is busy without a pause, which can be a second. So who must not wait later
 /// waits here, when it starts. The table never becomes smaller.
 pub fn make_room(count: usize) -> io::Result<()> {
-    // SAFETY: plain old data, of which zeros are a valid value.
-    let mut limit: libc::rlimit = unsafe { std::mem::zeroed() };
-    // SAFETY: `limit` is a `rlimit`, which is filled in.
-    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } < 0 {
-        return Err(io::Error::last_os_error());
-    }
+    let limit = limit()?;
     let most = usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX);
     let Some(last) = count.min(most).checked_sub(1) else { return Ok(()) };
     let last = libc::c_int::try_from(last).unwrap_or(libc::c_int::MAX);
@@ -29,6 +24,27 @@ pub fn make_room(count: usize) -> io::Result<()> {
     // SAFETY: it was just opened, and nobody else knows it.
     drop(unsafe { OwnedFd::from_raw_fd(copy) });
     Ok(())
+}
+
+/// Lets the process have as many files open as it may let itself: most systems begin with 1,024 of them, so that
+/// programs with select(2) work, and a daemon with a connection for each peer needs more.
+pub fn raise_limit() -> io::Result<()> {
+    let mut limit = limit()?;
+    limit.rlim_cur = limit.rlim_max;
+    // SAFETY: `limit` is a `rlimit`.
+    match unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn limit() -> io::Result<libc::rlimit> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is a `rlimit`, which is filled in.
+    match unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } {
+        0 => Ok(limit),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 #[cfg(test)]
