@@ -2,27 +2,24 @@
 //!
 //! All is in this process: a controller, a switch for each tree, and a thread for each rank.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::sync::mpsc;
+mod check;
+mod cluster;
+
 use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use millstream_collective::{
-    Call, Collective, CollectiveError, Communicator, DataType, JoinConfig, MAX_TREES,
-    ReduceOperation,
-};
-use millstream_control::controller::ControllerConfig;
-use millstream_control::switch::SwitchConfig;
-use millstream_control::{Shutdown, controller, shutdown, switch};
-use millstream_verbs::{Device, SoftConfig};
+use millstream_collective::{Call, Collective, Communicator, DataType, MAX_TREES, ReduceOperation};
 use serde::Serialize;
+
+use check::{Tally, check_all};
+use cluster::Cluster;
 
 use super::collective::{Choice, choices, chosen};
 use super::figures::three_digits;
 use crate::collective::{
-    MAX_HOSTS, Mode, Number, Parts, Path, Reference, data_types, is_defined, of_type, operations,
+    MAX_HOSTS, Mode, Path, Reference, data_types, is_defined, of_type, operations,
 };
 use crate::failure::usage;
 use crate::output;
@@ -226,176 +223,5 @@ fn calls(
         Collective::Broadcast => vec![Call::Broadcast { root }],
         Collective::Barrier => vec![Call::Barrier],
         Collective::AllGather => vec![Call::AllGather],
-    }
-}
-
-/// Calls, and elements that were checked.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-struct Tally {
-    calls: u64,
-    checked: u64,
-    wrong: u64,
-}
-
-impl Tally {
-    fn add(&mut self, other: Self) {
-        self.calls += other.calls;
-        self.checked += other.checked;
-        self.wrong += other.wrong;
-    }
-}
-
-/// Has all ranks make one call in all ways.
-fn check_all<T: Number>(
-    ranks: &mut [Communicator],
-    reference: &Reference,
-) -> Result<Tally, CollectiveError> {
-    // What is the same for all ranks is computed once.
-    let reductions: Vec<T> = match reference.call {
-        Call::AllReduce(operation) | Call::Reduce { operation, .. } => {
-            (0..reference.count).map(|index| reference.reduction(index, operation)).collect()
-        }
-        Call::ReduceScatter(operation) => {
-            let all = reference.count * reference.world as usize;
-            (0..all).map(|index| reference.reduction(index, operation)).collect()
-        }
-        Call::Broadcast { .. } | Call::Barrier | Call::AllGather => Vec::new(),
-    };
-    let reductions = &reductions[..];
-    thread::scope(|scope| {
-        let check = |rank| move || check_rank::<T>(rank, reference, reductions);
-        let threads: Vec<_> = ranks.iter_mut().map(|rank| scope.spawn(check(rank))).collect();
-        let tallies: Vec<_> = threads.into_iter().map(thread::ScopedJoinHandle::join).collect();
-        let mut total = Tally::default();
-        for tally in tallies {
-            total.add(tally.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?);
-        }
-        Ok(total)
-    })
-}
-
-/// Makes one call of a rank in place and not, aligned and not.
-fn check_rank<T: Number>(
-    communicator: &mut Communicator,
-    reference: &Reference,
-    reductions: &[T],
-) -> Result<Tally, CollectiveError> {
-    let &Reference { call, world, count, .. } = reference;
-    let rank = communicator.rank();
-    let mut tally = Tally::default();
-    // With an element before each vector it is not aligned to more than an element; there is one after it, too.
-    for (in_place, before) in [(false, 0), (false, 1), (true, 0), (true, 1)] {
-        let Some(parts) = Parts::new(call, rank, world, count, in_place) else {
-            return Err(CollectiveError::TooLong { count: count as u64, data_type: T::DATA_TYPE });
-        };
-        let vector = |length| vec![T::FILLER; before + length + 1];
-        let [mut source, mut destination] = parts.lengths.map(vector);
-        let [source_range, range] = parts.lengths.map(|length| before..before + length);
-        let own = if in_place { &mut destination } else { &mut source };
-        for (index, element) in own[before..][parts.source.clone()].iter_mut().enumerate() {
-            *element = reference.source(rank, index);
-        }
-        if in_place {
-            communicator.call_in_place(call, &mut destination[range.clone()])?;
-        } else {
-            communicator.call(call, &source[source_range], &mut destination[range.clone()])?;
-        }
-        let first = match call {
-            Call::ReduceScatter(_) => count * rank as usize,
-            _ => 0,
-        };
-        let expected = |place: usize| match place.checked_sub(before) {
-            Some(index) if range.contains(&place) => {
-                let reduction = (index.checked_sub(parts.result.start))
-                    .filter(|_| parts.result.contains(&index))
-                    .and_then(|index| reductions.get(first + index));
-                let other = || parts.expected(reference, rank, in_place, index);
-                reduction.copied().unwrap_or_else(other)
-            }
-            _ => T::FILLER,
-        };
-        let is_wrong = |&(place, element): &(usize, &T)| *element != expected(place);
-        tally.calls += 1;
-        tally.checked += destination.len() as u64;
-        tally.wrong += destination.iter().enumerate().filter(is_wrong).count() as u64;
-    }
-    Ok(tally)
-}
-
-/// A controller and switches in this process, until it ends.
-struct Cluster {
-    controller: SocketAddr,
-    _stop: Vec<Shutdown>,
-}
-
-/// An address of 127/8 that no other such process uses.
-fn address(host: u32) -> IpAddr {
-    let process = std::process::id();
-    Ipv4Addr::new(127, 192 | (process >> 8) as u8 & 63, process as u8, host as u8 + 1).into()
-}
-
-impl Cluster {
-    /// With so many switches.
-    fn start(switches: u8) -> anyhow::Result<Self> {
-        let config = ControllerConfig::new(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
-        let (stop_controller, stopped) = shutdown();
-        let (ready, listening) = mpsc::channel();
-        thread::spawn(move || {
-            // That it cannot be sent means that this process is about to fail.
-            let ready = |address| ready.send(address).unwrap_or_default();
-            controller::run(config, ready, stopped)
-        });
-        let controller = listening.recv().context("the controller does not start")?;
-        let mut stop = vec![stop_controller];
-        for number in 0..switches {
-            let (stop_switch, stopped) = shutdown();
-            let (ready, serving) = mpsc::channel();
-            // From above, where no rank is.
-            let address = address(253 - u32::from(number));
-            let config = SwitchConfig::new(controller, format!("sweep-{number}"), address);
-            thread::spawn(move || {
-                let ready = |address| ready.send(address).unwrap_or_default();
-                switch::run(config, ready, stopped)
-            });
-            serving.recv().context("a switch does not start")?;
-            stop.push(stop_switch);
-        }
-        Ok(Self { controller, _stop: stop })
-    }
-
-    /// All ranks of a group.
-    fn join(
-        &self,
-        world: u32,
-        trees: u8,
-        arguments: &Arguments,
-    ) -> anyhow::Result<Vec<Communicator>> {
-        let join = |rank| -> anyhow::Result<Communicator> {
-            let open = |tree: u8| {
-                Device::open_soft(&SoftConfig::new(address(rank + u32::from(tree) * world)))
-            };
-            let group = format!("sweep of {world} over {trees}");
-            let mut config = JoinConfig::new(self.controller, group, world, rank, &open(0)?);
-            config.path = arguments.path.into();
-            config.host_label = format!("host {}", rank % arguments.hosts);
-            for tree in 1..trees {
-                config.more_devices.push(open(tree)?);
-            }
-            let joined = Communicator::join(&config)?;
-            let found = joined.switches().count();
-            let shared = joined.switch().is_none();
-            anyhow::ensure!(
-                shared || found == usize::from(trees),
-                "{found} trees in place of {trees}"
-            );
-            Ok(joined)
-        };
-        thread::scope(|scope| {
-            let ranks: Vec<_> = (0..world).map(|rank| scope.spawn(move || join(rank))).collect();
-            let joined = ranks.into_iter().map(thread::ScopedJoinHandle::join);
-            joined
-                .map(|rank| rank.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-                .collect()
-        })
     }
 }
