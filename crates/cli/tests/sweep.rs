@@ -43,12 +43,41 @@ fn long_vectors_and_many_ranks_are_exact() {
 }
 
 #[test]
+fn trees_of_several_levels_are_exact() {
+    // Only the root divides a sum.
+    let operations = "--op=avg,max";
+    let sweep = ["bench", "sweep", "--world=2,3,5", "--fan-in=64,2", operations, "--json"];
+    for more in [
+        ["--count=0,1,1025,20001", "--dtype=uint8,fp16", "--switches=3"],
+        // All nodes of a tree are on one switch.
+        ["--count=1024,20001", "--dtype=int64", "--switches=1"],
+        ["--count=1,50001", "--dtype=int32", "--trees=2"],
+    ] {
+        let table = run(&[&sweep[..], &more].concat()).success().json();
+        assert_eq!(table["wrong"], 0, "{table}");
+        let rows = table["rows"].as_array().unwrap();
+        let number = |row: &serde_json::Value, column| row[column].as_u64().unwrap();
+        let shape = |row| ["fan_in", "world", "levels"].map(|column| number(row, column));
+        let mut shapes: Vec<_> = rows.iter().map(shape).collect();
+        shapes.dedup();
+        // Two ranks have one level with either fan-in.
+        assert_eq!(shapes, [[64, 2, 1], [64, 3, 1], [64, 5, 1], [2, 3, 2], [2, 5, 3]]);
+        assert_eq!(rows.len(), shapes.len() * COLLECTIVES.len() * 2);
+    }
+    let refused = run(&["bench", "sweep", "--world=3", "--fan-in=1"]);
+    let sentence = refused.failure(2);
+    assert!(sentence.contains("--fan-in 1: a tree of it has up to 1 ranks"), "{sentence}");
+}
+
+#[test]
 fn all_are_exact_through_shared_memory() {
     let worlds = ["--world=1,3", "--count=0,1,2,1023,1024,1025", "--mode=write", "--json"];
     let sweep = ["bench", "sweep", "--path=shared-memory"];
     let table = run(&[&sweep[..], &worlds[..]].concat()).success().json();
     assert_eq!(table["wrong"], 0, "{table}");
-    assert_eq!(table["rows"].as_array().unwrap().len(), COLLECTIVES.len() * 2);
+    let rows = table["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), COLLECTIVES.len() * 2);
+    assert!(rows.iter().all(|row| row["levels"] == 0), "{table}");
 }
 
 #[test]
