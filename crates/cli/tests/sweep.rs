@@ -24,7 +24,7 @@ fn all_collectives_types_and_operations_are_exact() {
             "barrier" => 1,
             _ => 12,
         };
-        assert_eq!(row["calls"], kinds * 6 * 4 * world, "{row}");
+        assert_eq!(row["calls"], kinds * 6 * 6 * world, "{row}");
     }
 }
 

@@ -27,6 +27,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("crates/cli/src/top/terminal.rs", "the modes and the size of a terminal"),
     ("crates/cli/src/closed.rs", "a look at stdin and stdout before Rust's runtime opens them"),
     ("crates/cli/src/bench/rdma/host.rs", "registered memory of a measurement"),
+    ("crates/cli/src/bench/sweep/odd.rs", "vectors that begin at any byte"),
     ("crates/cli/src/rdma/memory.rs", "registered memory that is copied to and from"),
     ("crates/collective/src/communicator.rs", "vectors that a switch writes to during a call"),
     ("crates/collective/src/raw.rs", "memory that callers name by address"),

@@ -4,6 +4,7 @@
 
 mod check;
 mod cluster;
+mod odd;
 
 use std::time::Instant;
 
@@ -95,7 +96,7 @@ struct Row {
     /// Levels of switches in each tree, as the controller has made it; 0 where ranks share memory and have none.
     levels: u32,
     mode: &'static str,
-    /// Calls of all ranks together: each in place and not, aligned and not.
+    /// Calls of all ranks together: each in place and not, aligned, one element off and at an odd byte.
     calls: u64,
     /// Elements that were checked: results, and what must stay as it was, also beside the vectors.
     checked: u64,
@@ -271,7 +272,7 @@ fn sweep(
                 } as usize;
                 let reference = Reference { call, world, count, iteration: number };
                 let check = of_type!(data_type, check_all);
-                let tally = check(ranks, &reference);
+                let tally = check(ranks, &reference, mode.into());
                 total.add(tally.with_context(|| {
                     let mode = mode.name();
                     format!("{call:?} of {count} x {data_type} by {world} ranks, --mode {mode}")
