@@ -114,6 +114,53 @@ fn six(communicator: &Communicator, mode: Mode, count: usize) {
 }
 
 #[test]
+fn vectors_and_registered_memory_begin_at_any_byte() {
+    on_both(odd_in);
+}
+
+fn odd_in(cluster: &Cluster) {
+    let mut ranks = cluster.group("odd", 3);
+    for mode in [Mode::Write, Mode::Send] {
+        for count in LENGTHS {
+            for registered in [false, true] {
+                each(&mut ranks, |communicator| {
+                    at_odd_bytes(communicator, mode, count, registered);
+                });
+            }
+        }
+    }
+    leave(ranks);
+}
+
+fn at_odd_bytes(communicator: &Communicator, mode: Mode, count: usize, registered: bool) {
+    let rank = communicator.rank();
+    let bytes = |elements: Vec<i32>| -> Vec<u8> {
+        elements.into_iter().flat_map(i32::to_le_bytes).collect()
+    };
+    let (source, wanted) = (bytes(vector(rank, count)), bytes(sum(communicator.world(), count)));
+    let mut memory = vec![0x55; 2 * source.len() + 32];
+    // Another one for each rank, and for its destination.
+    let from = memory.as_ptr().align_offset(8) + 1 + 2 * rank as usize;
+    let to = from + source.len() + 2;
+    memory[from..][..source.len()].copy_from_slice(&source);
+    let mut expected = memory.clone();
+    expected[to..][..wanted.len()].copy_from_slice(&wanted);
+    let place = memory.as_mut_ptr();
+    let (first, result) = (place.wrapping_add(from), place.wrapping_add(to));
+    if registered {
+        // SAFETY: the memory is there until it is deregistered below, and nobody refers to it meanwhile.
+        unsafe { communicator.register_raw(first, to + wanted.len() - from) }.unwrap();
+    }
+    let call = raw(Call::AllReduce(Sum), mode, count, first.cast(), result.cast());
+    // SAFETY: both vectors have as many elements, and nobody refers to them meanwhile.
+    unsafe { communicator.call_raw(&call) }.unwrap();
+    if registered {
+        communicator.deregister_raw(first).unwrap();
+    }
+    assert!(memory == expected, "{count} of rank {rank}, {mode:?}, registered {registered}");
+}
+
+#[test]
 fn several_are_under_way_and_end_in_their_order() {
     on_both(several_of);
 }
