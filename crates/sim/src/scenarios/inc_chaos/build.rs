@@ -15,7 +15,8 @@ use millstream_roce::{
 use millstream_wire::{Psn, Qpn};
 
 use super::call::Arena;
-use super::machine::{Call, Kind, Member, PROBE_EVERY, Participant};
+use super::machine::{Kind, Participant};
+use super::member::{Call, Member, PROBE_EVERY};
 use super::outsider::Known;
 use super::world::{Group, Rudeness, World, address};
 use crate::connection::{Remote, connect};

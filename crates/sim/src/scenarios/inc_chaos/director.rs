@@ -10,7 +10,7 @@ use millstream_roce::{Instant, Piece, SendOperation, SendRequest};
 
 use super::build::{Built, Network, number};
 use super::failover::{self, Step, Watch};
-use super::machine::{Member, RUDE, name_of_end};
+use super::member::{Member, RUDE, name_of_end};
 use super::outsider::{Seen, forge};
 use super::world::{Group, Post, Trouble, World, address};
 use crate::scenarios::rc_chaos::Tally;

@@ -14,6 +14,7 @@ pub mod control;
 mod director;
 mod failover;
 mod machine;
+mod member;
 mod outsider;
 mod reference;
 mod several;

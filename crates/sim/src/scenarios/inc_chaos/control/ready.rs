@@ -9,7 +9,8 @@ use millstream_wire::{Psn, Qpn};
 
 use super::super::build::Network;
 use super::super::call::Arena;
-use super::super::machine::{Call, Kind, Member};
+use super::super::machine::Kind;
+use super::super::member::{Call, Member};
 use super::director::Director;
 use super::rank::{Rank, Stage};
 use crate::connection::{Remote, connect};

@@ -11,7 +11,7 @@ use millstream_inc::failover::{Lost, Report, Side};
 use millstream_roce::{Endpoint, Instant, OwnedMemory};
 
 use super::super::call::{Arena, Shape};
-use super::super::machine::CALL_LIMIT;
+use super::super::member::CALL_LIMIT;
 use super::engine::{Engine, Work};
 use super::repair::Repairing;
 use super::retained::Retained;
