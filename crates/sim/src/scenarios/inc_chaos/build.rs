@@ -210,10 +210,11 @@ pub(super) fn build(world: &World, rng: &mut Rng, network: &mut Network<'_>) -> 
         bytes += connect_group(world, rng, group, &mut hosts, &mut switches, &mut known);
     }
     for (machine, host) in hosts.into_iter().enumerate() {
-        let kind = Kind::Host(Box::new(host.endpoint), host.members, Vec::new());
+        let Host { endpoint, members, changes_sources, .. } = host;
+        let kind = Kind::Host { endpoint: Box::new(endpoint), members, ranks: Vec::new() };
         let options = HostOptions::default();
         let node = network.add_machine(address(machine), Participant::new(kind), options);
-        if host.changes_sources {
+        if changes_sources {
             network.allow_changed_sources_of(node);
         }
     }

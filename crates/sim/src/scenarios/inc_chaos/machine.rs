@@ -15,7 +15,11 @@ use crate::Machine;
 #[derive(Debug)]
 pub(super) enum Kind {
     /// With ranks, and those that go on when a switch is lost.
-    Host(Box<Endpoint<OwnedMemory>>, Vec<Member>, Vec<failover::Rank>),
+    Host {
+        endpoint: Box<Endpoint<OwnedMemory>>,
+        members: Vec<Member>,
+        ranks: Vec<failover::Rank>,
+    },
     Switch(Box<SwitchNode>),
     /// Somebody else, who takes nothing.
     Outsider,
@@ -43,7 +47,7 @@ impl Participant {
     }
 
     pub(super) fn members(&self) -> &[Member] {
-        if let Kind::Host(_, members, _) = &self.kind { members } else { &[] }
+        if let Kind::Host { members, .. } = &self.kind { members } else { &[] }
     }
 
     /// Whether it stands still.
@@ -61,7 +65,7 @@ impl Participant {
 
     pub(super) fn counters(&self) -> Option<&Counters> {
         match &self.kind {
-            Kind::Host(endpoint, ..) => Some(endpoint.counters()),
+            Kind::Host { endpoint, .. } => Some(endpoint.counters()),
             Kind::Switch(node) => Some(node.counters()),
             Kind::Outsider => None,
         }
@@ -75,7 +79,7 @@ impl Participant {
         rank: u32,
         request: impl FnOnce(&Member) -> Option<SendRequest>,
     ) -> bool {
-        let Kind::Host(endpoint, members, _) = &mut self.kind else { return false };
+        let Kind::Host { endpoint, members, .. } = &mut self.kind else { return false };
         let mut all = members.iter();
         let member = all.find(|it| (it.group, it.rank) == (group, rank) && !it.is_over());
         let Some(member) = member else { return false };
@@ -84,7 +88,7 @@ impl Participant {
 
     /// What was written after the calls had ended.
     pub(super) fn check_memory(&self) -> Vec<String> {
-        let Kind::Host(endpoint, members, _) = &self.kind else { return Vec::new() };
+        let Kind::Host { endpoint, members, .. } = &self.kind else { return Vec::new() };
         let calls = members.iter().flat_map(|it| it.calls.iter().map(move |call| (it, call)));
         let changed =
             calls.filter(|(_, call)| endpoint.memory().region(call.key) != Some(&call.arena.bytes));
@@ -102,13 +106,13 @@ impl Participant {
 
     /// What its ranks that go on have done, for a tally.
     pub(super) fn take_tally(&mut self) -> Vec<&'static str> {
-        let Kind::Host(.., ranks) = &mut self.kind else { return Vec::new() };
+        let Kind::Host { ranks, .. } = &mut self.kind else { return Vec::new() };
         ranks.iter_mut().flat_map(failover::Rank::take_tally).collect()
     }
 
     fn node(&mut self) -> Option<&mut dyn Node> {
         match &mut self.kind {
-            Kind::Host(endpoint, ..) => Some(&mut **endpoint),
+            Kind::Host { endpoint, .. } => Some(&mut **endpoint),
             Kind::Switch(node) => Some(&mut **node),
             Kind::Outsider => None,
         }
@@ -151,7 +155,7 @@ impl Node for Participant {
 
     fn bytes(&self, piece: &Piece) -> Option<&[u8]> {
         match &self.kind {
-            Kind::Host(endpoint, ..) => endpoint.bytes(piece),
+            Kind::Host { endpoint, .. } => endpoint.bytes(piece),
             Kind::Switch(node) => node.bytes(piece),
             Kind::Outsider => None,
         }
@@ -164,7 +168,7 @@ impl Machine for Participant {
             return;
         }
         match &mut self.kind {
-            Kind::Host(endpoint, members, ranks) => {
+            Kind::Host { endpoint, members, ranks } => {
                 for member in members.iter_mut() {
                     let mut wrong = Vec::new();
                     member.run(now, endpoint, &mut wrong);
@@ -194,7 +198,7 @@ impl Machine for Participant {
         if self.stands() {
             return None;
         }
-        let Kind::Host(_, members, ranks) = &self.kind else { return None };
+        let Kind::Host { members, ranks, .. } = &self.kind else { return None };
         let of_ranks = ranks.iter().filter_map(failover::Rank::wake);
         members.iter().filter_map(Member::wake).chain(of_ranks).min()
     }

@@ -138,7 +138,8 @@ impl Director {
             ..EndpointConfig::new(address(machine), self.rng.bits())
         };
         let memory = OwnedMemory::new(1 + plan.calls.len());
-        let kind = Kind::Host(Box::new(Endpoint::new(config, memory)), Vec::new(), Vec::new());
+        let endpoint = Box::new(Endpoint::new(config, memory));
+        let kind = Kind::Host { endpoint, members: Vec::new(), ranks: Vec::new() };
         *network.machine_mut(NodeId(machine)) = Participant::new(kind);
         network.set_up(NodeId(machine), true);
         let hello = Hello {
@@ -288,7 +289,7 @@ impl Director {
 
     fn probe(&self, network: &mut Network<'_>, machine: usize) {
         network.with_machine(NodeId(machine), |it, _| {
-            if let Kind::Host(_, members, _) = &mut it.kind {
+            if let Kind::Host { members, .. } = &mut it.kind {
                 members.iter_mut().for_each(|member| member.worker.probe());
             }
         });
@@ -307,7 +308,7 @@ impl Director {
         }
         self.ranks[machine].verdict = Some(blamed);
         network.with_machine(NodeId(machine), |it, _| {
-            if let Kind::Host(_, members, _) = &mut it.kind {
+            if let Kind::Host { members, .. } = &mut it.kind {
                 let vague = CollectiveError::Transport(CompletionStatus::Flushed);
                 members.iter_mut().for_each(|member| member.worker.fail(vague));
             }

@@ -44,7 +44,7 @@ impl Director {
         let Rank { prepared, rank, job, .. } = &mut self.ranks[machine];
         if prepared.is_none() {
             let world = self.world.jobs[*job].hosts.len() as u32;
-            let Kind::Host(endpoint, ..) = &mut network.machine_mut(NodeId(machine)).kind else {
+            let Kind::Host { endpoint, .. } = &mut network.machine_mut(NodeId(machine)).kind else {
                 return;
             };
             let control_address = 1 << 48;
@@ -110,7 +110,7 @@ impl Director {
         let worker = HostWorker::new(config).expect("segment and window are in range");
         let jobs = &self.world.jobs[job];
         network.with_machine(NodeId(machine), |it, _| {
-            let Kind::Host(endpoint, members, _) = &mut it.kind else { return };
+            let Kind::Host { endpoint, members, .. } = &mut it.kind else { return };
             let options = ConnectionOptions {
                 path_mtu: plan.path_mtu,
                 timeout: 16,

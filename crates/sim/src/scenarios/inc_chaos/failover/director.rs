@@ -154,7 +154,7 @@ impl Director {
             let rng = crate::Rng::new(self.rng.bits());
             let chunk = group.chunk;
             network.with_machine(host, |it, now| {
-                let Kind::Host(endpoint, _, all) = &mut it.kind else { return };
+                let Kind::Host { endpoint, ranks: all, .. } = &mut it.kind else { return };
                 let scratch =
                     [(); 2].map(|()| register(endpoint, vec![0; scratch_bytes(chunk, lost.world)]));
                 all.push(Rank::new(ranks, lost, engine, calls, scratch, chunk, now, rng));
@@ -315,7 +315,9 @@ impl Director {
         let (mut wrong, is_over) = (Vec::new(), watch.stage == Stage::Over);
         let mut begun = Vec::new();
         for (rank, host) in watch.ranks().filter(|&(_, host)| network.is_up(host)) {
-            let Kind::Host(endpoint, _, all) = &network.machine(host).kind else { continue };
+            let Kind::Host { endpoint, ranks: all, .. } = &network.machine(host).kind else {
+                continue;
+            };
             let Some(it) = all.iter().find(|it| it.number == rank) else { continue };
             let of_rank = |what| format!("communicator that goes on, rank {rank}: {what}");
             wrong.extend(it.check_memory(endpoint).into_iter().map(of_rank));
@@ -360,11 +362,11 @@ impl Director {
 }
 
 pub(super) fn endpoint(participant: &mut Participant) -> Option<&mut Endpoint<OwnedMemory>> {
-    if let Kind::Host(endpoint, ..) = &mut participant.kind { Some(endpoint) } else { None }
+    if let Kind::Host { endpoint, .. } = &mut participant.kind { Some(endpoint) } else { None }
 }
 
 fn rank_of(participant: &Participant, rank: u32) -> Option<&Rank> {
-    let Kind::Host(.., all) = &participant.kind else { return None };
+    let Kind::Host { ranks: all, .. } = &participant.kind else { return None };
     all.iter().find(|it| it.number == rank)
 }
 
@@ -379,7 +381,7 @@ fn with_rank(
         return;
     }
     network.with_machine(host, |it, now| {
-        let Kind::Host(endpoint, _, all) = &mut it.kind else { return };
+        let Kind::Host { endpoint, ranks: all, .. } = &mut it.kind else { return };
         if let Some(rank) = all.iter_mut().find(|it| it.number == rank) {
             act(rank, now, endpoint);
         }
