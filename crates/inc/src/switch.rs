@@ -313,6 +313,8 @@ impl SwitchNode {
             immediate if communicator.is_uplink(child) => {
                 Ok(communicator.answered(immediate, !send, completion.length))
             }
+            // No note: such hosts know none.
+            Some(_) if communicator.is_plain() => Err(Violation::Immediate),
             Some(immediate) if send && completion.length == 0 => {
                 match Answer::from_immediate(immediate) {
                     Some(end @ Answer::Credit(_)) => communicator.credit(child, end),

@@ -160,6 +160,25 @@ fn a_message_of_another_length_ends_the_communicator_and_its_rank_is_named() {
     }
 }
 
+#[test]
+fn immediate_data_is_a_breach_whatever_it_says_of_others() {
+    // Credits, that somebody waits no longer, who is awaited, what somebody has called, an abort.
+    let notes = [0xc000_0000, 0xc000_0001, 0xa000_0000, 0xb000_0000, 0x8000_0001, 0x8000_0000];
+    for immediate in notes {
+        let mut network = network(3, 1, Faults::default());
+        post(&mut network, 0, &[bytes(&[1; 40])]);
+        let (now, host) = (network.now, &mut network.hosts[1]);
+        let send = SendOperation::Send { immediate: Some(immediate) };
+        let request = SendRequest::new(RAW | 9, send, [Piece::default()]);
+        host.endpoint.post_send(now, host.qpn, &request).unwrap();
+        network.service(1);
+        network.run_to_rest();
+        let abort = Abort::Violation { rank: 1, violation: Violation::Immediate };
+        let aborted = |event: &SwitchEvent| matches!(event, SwitchEvent::Aborted { abort: it, .. } if *it == abort);
+        assert!(network.events.iter().any(aborted), "{immediate:#x}: {:?}", network.events);
+    }
+}
+
 /// Whichever is whole first, and if one is whole amid the other.
 #[test]
 fn the_counts_that_differ_are_told_in_whatever_order_messages_come() {
