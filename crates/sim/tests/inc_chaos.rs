@@ -23,6 +23,9 @@ fn whatever_happens() {
     let types = DataType::ALL.iter().map(|it| it.name());
     let operations = ReduceOperation::ALL.iter().map(|it| it.name());
     let others = [
+        "absences: from a call in which ranks differ",
+        "absences: late for a call",
+        "absences: late for a call in which ranks differ",
         "breaches",
         "calls in chunks",
         "calls whose vector goes with the descriptor",

@@ -132,9 +132,17 @@ impl Host {
                 2 => rng.below(100_000),
                 _ => rng.below(3_000_000),
             };
-            calls.push(Call { key: at.0, arena, pause: Duration::from_nanos(pause) });
+            let pause = Duration::from_nanos(pause);
+            calls.push(Call { key: at.0, arena, pause, started: None });
         }
-        self.members.push(Member {
+        let mut leaves_out = None;
+        for absence in group.absences.iter().filter(|it| it.rank == rank) {
+            match absence.late {
+                Some(late) => calls[absence.call].pause = late,
+                None => leaves_out = Some(absence.call),
+            }
+        }
+        let mut member = Member {
             group: number,
             family: group.family,
             rank,
@@ -144,16 +152,20 @@ impl Host {
             control_address,
             worker,
             ended: 0,
-            start_at: calls.first().map(|call| Instant::ZERO + call.pause),
+            start_at: None,
             calls,
+            leaves_out,
             deadline: None,
             overdue: false,
             probe_at: None,
             probe_every: PROBE_EVERY,
             failed: None,
+            failed_at: None,
             is_confused: group.is_confused(rank),
             rng: Rng::new(rng.bits()),
-        });
+        };
+        member.plan_start(Instant::ZERO);
+        self.members.push(member);
         // Half of the first numbers wrap soon.
         let psn = rng.bits() as u32;
         let psn = if psn & 1 == 0 { psn } else { 0u32.wrapping_sub(1 + (psn >> 20) % 64) };
@@ -162,14 +174,6 @@ impl Host {
 }
 
 impl Group {
-    /// What a rank calls.
-    fn shape(&self, call: usize, rank: u32) -> super::call::Shape {
-        match self.mismatch {
-            Some((at, differs, other)) if (at, differs) == (call, rank) => other,
-            _ => self.calls[call],
-        }
-    }
-
     /// The memory of these hosts for all calls.
     fn arenas(&self, rng: &mut Rng, members: &[Vec<u32>]) -> Vec<Vec<Arena>> {
         let world = self.sizes.world;

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use millstream_inc::{Abort, CollectiveError};
+use millstream_inc::{Abort, CollectiveError, Mismatch};
 use millstream_roce::{Instant, Piece, SendOperation, SendRequest};
 
 use super::build::{Built, Network, number};
@@ -49,6 +49,8 @@ pub(super) struct Director {
     sequence: u64,
     /// Communicators that have failed for one, and whose end is planned if they are watched.
     failed: Vec<bool>,
+    /// What switches have said of communicators whose ranks differ.
+    pub(super) told: Vec<Vec<(Instant, Mismatch)>>,
     /// Nodes that were removed.
     pub(super) removed: Vec<u64>,
     pub(super) failover: Option<Watch>,
@@ -58,10 +60,12 @@ pub(super) struct Director {
 impl Director {
     pub(super) fn new(mut world: World, built: Built, seen: Rc<RefCell<Seen>>, rng: Rng) -> Self {
         let failed = vec![false; world.groups.len()];
+        let told = vec![Vec::new(); failed.len()];
         let (events, removed, tally) = (BTreeMap::new(), Vec::new(), Tally::default());
         let hosts = world.hosts;
         let failover = world.failover.take().map(|group| Watch::new(group, hosts));
-        Self { world, rng, built, seen, events, sequence: 0, failed, removed, failover, tally }
+        let sequence = 0;
+        Self { world, rng, built, seen, events, sequence, failed, told, removed, failover, tally }
     }
 
     pub(super) fn start(&mut self, network: &mut Network<'_>) {
@@ -120,7 +124,11 @@ impl Director {
             | On::Aborted { communicator, .. }) = event;
             network.note(|| format!("switch {machine}: {event:?}"));
             if !failover::is_node(communicator) {
-                failed.push(((communicator >> 32) as usize, None));
+                let group = (communicator >> 32) as usize;
+                failed.push((group, None));
+                if let On::Mismatch { mismatch, .. } = event {
+                    self.told[group].push((network.now(), mismatch));
+                }
             }
             self.tally.one(match event {
                 On::ChildLost { .. } => "switches: child lost",
@@ -310,6 +318,7 @@ impl Director {
                 }
             }
         }
+        wrong.extend(self.check_differences(network));
         wrong.extend(self.close_failover(network));
         for group in 0..self.world.groups.len() {
             self.tally.one(if self.failed[group] {

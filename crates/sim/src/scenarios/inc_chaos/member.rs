@@ -32,6 +32,8 @@ pub(super) struct Call {
     pub(super) arena: Arena,
     /// How long after the one before has ended.
     pub(super) pause: Duration,
+    /// When it was started.
+    pub(super) started: Option<Instant>,
 }
 
 /// A rank of a communicator.
@@ -51,12 +53,15 @@ pub(super) struct Member {
     pub(super) ended: usize,
     /// When the next one starts; none while one is under way.
     pub(super) start_at: Option<Instant>,
+    /// A call that it does not make, nor any after it.
+    pub(super) leaves_out: Option<usize>,
     pub(super) deadline: Option<Instant>,
     /// The switch was told that a deadline has passed.
     pub(super) overdue: bool,
     pub(super) probe_at: Option<Instant>,
     pub(super) probe_every: Duration,
     pub(super) failed: Option<CollectiveError>,
+    pub(super) failed_at: Option<Instant>,
     /// Some rank breaks the protocol in such a way that the results of this one need not be right.
     pub(super) is_confused: bool,
     pub(super) rng: Rng,
@@ -66,6 +71,12 @@ impl Member {
     /// Whether nothing more comes of it.
     pub(super) const fn is_over(&self) -> bool {
         self.failed.is_some() || self.ended == self.calls.len()
+    }
+
+    /// Is to start its next call, if it makes that, when its pause is over.
+    pub(super) fn plan_start(&mut self, now: Instant) {
+        let next = self.calls.get(self.ended).filter(|_| self.leaves_out != Some(self.ended));
+        self.start_at = next.map(|next| now + next.pause);
     }
 
     /// Whether the same rank has failed on another tree of its communicator.
@@ -129,9 +140,10 @@ impl Member {
             self.deadline = Some(now + CALL_LIMIT);
             self.probe_at = Some(now + self.probe_every);
             busy = true;
-            let Arena { number, request, .. } = &self.calls[self.ended].arena;
-            let started = self.worker.start_as(*number, request);
-            if let Err(error) = started
+            let Call { arena, started, .. } = &mut self.calls[self.ended];
+            *started = Some(now);
+            let Arena { number, request, .. } = arena;
+            if let Err(error) = self.worker.start_as(*number, request)
                 && self.worker.failure().is_none()
             {
                 wrong.push(format!("call {} was not started: {error}", self.ended));
@@ -180,7 +192,7 @@ impl Member {
         self.ended += 1;
         self.deadline = None;
         self.probe_at = None;
-        self.start_at = self.calls.get(self.ended).map(|next| now + next.pause);
+        self.plan_start(now);
     }
 
     /// The communicator is of no more use.
@@ -191,7 +203,7 @@ impl Member {
         error: CollectiveError,
         wrong: &mut Vec<String>,
     ) {
-        self.failed = Some(error);
+        (self.failed, self.failed_at) = (Some(error), Some(now));
         (self.start_at, self.deadline, self.probe_at) = (None, None, None);
         let attributes = QueuePairAttributes {
             state: Some(QueuePairState::Error),

@@ -15,6 +15,7 @@ mod director;
 mod failover;
 mod machine;
 mod member;
+mod mismatch;
 mod outsider;
 mod reference;
 mod several;
@@ -43,6 +44,9 @@ const FAILOVER: u64 = 0xfa1c;
 /// The same of hosts with several ranks in a communicator that goes on.
 const SEVERAL_GO_ON: u64 = 0x5e9f;
 
+/// The same of ranks that call late, or not at all.
+const ABSENCES: u64 = 0xab67;
+
 /// Virtual time within which a run must be over.
 const LIMIT: Duration = Duration::from_secs(3600);
 
@@ -61,6 +65,7 @@ pub fn run(seed: u64, outputs: Outputs<'_>) -> Result<Outcomes, ScenarioError> {
     let mut world = World::draw(&mut rng);
     world.share_hosts(&mut Rng::fork(seed, SEVERAL));
     world.add_trees(&mut Rng::fork(seed, TREES));
+    world.add_absences(&mut Rng::fork(seed, ABSENCES));
     world.add_failover(&mut Rng::fork(seed, FAILOVER), &mut Rng::fork(seed, SEVERAL_GO_ON));
     let mut network = Simulation::new(seed);
     outputs.attach(&mut network)?;
@@ -98,6 +103,13 @@ fn outcomes(seed: u64, director: Director, network: &build::Network<'_>, bytes: 
     for group in &world.groups {
         if world.groups.iter().filter(|it| it.family == group.family).count() > 1 {
             tally.one("trees of communicators that have several");
+        }
+        for absence in &group.absences {
+            tally.one(match (absence.late, group.mismatch) {
+                (None, _) => "absences: from a call in which ranks differ",
+                (Some(_), Some(_)) => "absences: late for a call in which ranks differ",
+                (Some(_), None) => "absences: late for a call",
+            });
         }
         if !group.several.is_empty() {
             tally.one("communicators of hosts with several ranks");

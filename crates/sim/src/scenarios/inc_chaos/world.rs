@@ -8,6 +8,7 @@ use millstream_wire::Mtu;
 
 use super::call::{Shape, Sizes};
 use super::failover;
+use super::mismatch::Absence;
 use super::several;
 use super::tree::Tree;
 use crate::{LinkOptions, Probability, Rng};
@@ -91,9 +92,13 @@ pub(super) struct Group {
     pub(super) calls: Vec<Shape>,
     /// The call and the rank that differs there from all others, and in what.
     pub(super) mismatch: Option<(usize, u32, Shape)>,
+    /// Ranks that call much later, or not at all.
+    pub(super) absences: Vec<Absence>,
     pub(super) rude: Option<(u32, Rudeness)>,
     /// Something happens that its connections or its calls need not survive.
     pub(super) may_fail: bool,
+    /// And that is something else than what its ranks do.
+    pub(super) is_excused: bool,
     /// Whoever watches over it ends it when it has failed for one. If not, its switches and hosts must come to
     /// an end by themselves.
     pub(super) is_watched: bool,
@@ -326,8 +331,10 @@ impl Group {
             several: Vec::new(),
             calls,
             mismatch: None,
+            absences: Vec::new(),
             rude: None,
             may_fail: false,
+            is_excused: false,
             is_watched: true,
         }
     }
@@ -406,20 +413,6 @@ impl Group {
     /// Whether a rank posts something past its worker.
     pub(super) fn posts(&self, rank: u32) -> bool {
         matches!(self.rude, Some((rude, Rudeness::Post(_))) if rude == rank)
-    }
-
-    /// One rank calls something else than all others.
-    fn differ(&mut self, rng: &mut Rng) {
-        if self.sizes.world == 1 {
-            return;
-        }
-        let call = rng.below(self.calls.len() as u64) as usize;
-        let rank = rng.below(self.sizes.world.into()) as u32;
-        if let Some(other) = self.calls[call].changed(rng, &self.sizes) {
-            self.mismatch = Some((call, rank, other));
-            self.is_watched = self.may_fail;
-            self.may_fail = true;
-        }
     }
 
     /// One rank breaks the protocol; perhaps by what it posts past its worker.

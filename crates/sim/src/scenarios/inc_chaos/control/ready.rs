@@ -133,7 +133,7 @@ impl Director {
                 let key = key.expect("room was made for all regions");
                 let (shape, pause) = &jobs.calls[index];
                 arena.registered(shape, &[number], config.world, (key, address));
-                Call { key, arena, pause: *pause }
+                Call { key, arena, pause: *pause, started: None }
             };
             let calls: Vec<Call> = arenas.into_iter().enumerate().map(register).collect();
             members.push(Member {
@@ -148,11 +148,13 @@ impl Director {
                 ended: 0,
                 start_at: calls.first().map(|call| now + call.pause),
                 calls,
+                leaves_out: None,
                 deadline: None,
                 overdue: false,
                 probe_at: None,
                 probe_every: PROBE_EVERY,
                 failed: None,
+                failed_at: None,
                 is_confused: false,
                 rng: Rng::new(random),
             });

@@ -84,7 +84,9 @@ impl World {
                     trees.any(|other| other.uses(machine, self.hosts))
                 })
                 .collect();
-            self.groups.iter_mut().zip(uses).for_each(|(it, uses)| it.may_fail |= uses);
+            for (it, _) in self.groups.iter_mut().zip(uses).filter(|(_, uses)| *uses) {
+                (it.may_fail, it.is_excused) = (true, true);
+            }
         }
         self.failover = Some(group);
     }
