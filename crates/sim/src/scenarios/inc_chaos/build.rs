@@ -18,6 +18,7 @@ use super::call::Arena;
 use super::machine::{Kind, Participant};
 use super::member::{Call, Member, PROBE_EVERY};
 use super::outsider::Known;
+use super::plain;
 use super::world::{Group, Rudeness, World, address};
 use crate::connection::{Remote, connect};
 use crate::rank::DOMAIN;
@@ -43,11 +44,12 @@ pub(super) struct Built {
 }
 
 /// A host that is being made.
-struct Host {
-    endpoint: Endpoint<OwnedMemory>,
+pub(super) struct Host {
+    pub(super) endpoint: Endpoint<OwnedMemory>,
     members: Vec<Member>,
+    pub(super) plain: Vec<plain::Member>,
     regions: u64,
-    changes_sources: bool,
+    pub(super) changes_sources: bool,
 }
 
 impl Host {
@@ -63,10 +65,11 @@ impl Host {
         let endpoint = Endpoint::new(config, memory);
         // Results may come to where sources are.
         let changes_sources = world.failover.as_ref().is_some_and(|group| group.is_on(machine));
-        Self { endpoint, members: Vec::new(), regions: 0, changes_sources }
+        let (members, plain) = (Vec::new(), Vec::new());
+        Self { endpoint, members, plain, regions: 0, changes_sources }
     }
 
-    fn register(&mut self, rng: &mut Rng, access: Access, bytes: Vec<u8>) -> (u32, u64) {
+    pub(super) fn register(&mut self, rng: &mut Rng, access: Access, bytes: Vec<u8>) -> (u32, u64) {
         self.regions += 1;
         let address = (self.regions << 32) + rng.below(64);
         let memory = self.endpoint.memory_mut();
@@ -166,11 +169,14 @@ impl Host {
         };
         member.plan_start(Instant::ZERO);
         self.members.push(member);
-        // Half of the first numbers wrap soon.
-        let psn = rng.bits() as u32;
-        let psn = if psn & 1 == 0 { psn } else { 0u32.wrapping_sub(1 + (psn >> 20) % 64) };
-        (qpn, Psn::new(psn))
+        (qpn, draw_psn(rng))
     }
+}
+
+/// Half of the first numbers wrap soon.
+pub(super) fn draw_psn(rng: &mut Rng) -> Psn {
+    let psn = rng.bits() as u32;
+    Psn::new(if psn & 1 == 0 { psn } else { 0u32.wrapping_sub(1 + (psn >> 20) % 64) })
 }
 
 impl Group {
@@ -214,8 +220,9 @@ pub(super) fn build(world: &World, rng: &mut Rng, network: &mut Network<'_>) -> 
         bytes += connect_group(world, rng, group, &mut hosts, &mut switches, &mut known);
     }
     for (machine, host) in hosts.into_iter().enumerate() {
-        let Host { endpoint, members, changes_sources, .. } = host;
-        let kind = Kind::Host { endpoint: Box::new(endpoint), members, ranks: Vec::new() };
+        let Host { endpoint, members, plain, changes_sources, .. } = host;
+        let (endpoint, ranks) = (Box::new(endpoint), Vec::new());
+        let kind = Kind::Host { endpoint, members, plain, ranks };
         let options = HostOptions::default();
         let node = network.add_machine(address(machine), Participant::new(kind), options);
         if changes_sources {
@@ -325,7 +332,13 @@ fn connect_group(
         .zip(arenas)
         .map(|(ranks, arenas)| {
             let host = &mut hosts[group.hosts[ranks[0] as usize]];
-            (ranks[0], host.add(rng, (number_of_group, group), ranks, arenas))
+            let end = match &group.plain {
+                Some(plain) => {
+                    host.add_plain(rng, (number_of_group, group, plain), ranks[0], arenas)
+                }
+                None => host.add(rng, (number_of_group, group), ranks, arenas),
+            };
+            (ranks[0], end)
         })
         .collect();
     let options = ConnectionOptions {
@@ -360,7 +373,10 @@ fn connect_group(
             children: of_hosts.chain(of_nodes).collect(),
             has_parent: tree.nodes[node].parent.is_some(),
             // The same in all runs of a seed, and nothing is drawn for it.
-            options: CommunicatorOptions { reproducible: number_of_group % 2 == 1, plain: false },
+            options: CommunicatorOptions {
+                reproducible: number_of_group % 2 == 1,
+                plain: group.plain.is_some(),
+            },
         };
         let created = switches[tree.nodes[node].switch]
             .create_communicator(Instant::ZERO, &spec)

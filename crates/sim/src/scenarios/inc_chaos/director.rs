@@ -16,8 +16,8 @@ use super::world::{Group, Post, Trouble, World, address};
 use crate::scenarios::rc_chaos::Tally;
 use crate::{LinkOptions, NodeId, Rng};
 
-/// The code of an abort by who watches over a communicator.
-const CODE: u32 = 7;
+/// An abort by who watches over a communicator.
+const ABORT: Abort = Abort::Requested { code: 7 };
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Event {
@@ -51,6 +51,8 @@ pub(super) struct Director {
     failed: Vec<bool>,
     /// What switches have said of communicators whose ranks differ.
     pub(super) told: Vec<Vec<(Instant, Mismatch)>>,
+    /// Why a node of theirs has ended, as its switch has said first.
+    pub(super) said: Vec<Option<Abort>>,
     /// Nodes that were removed.
     pub(super) removed: Vec<u64>,
     pub(super) failover: Option<Watch>,
@@ -60,12 +62,24 @@ pub(super) struct Director {
 impl Director {
     pub(super) fn new(mut world: World, built: Built, seen: Rc<RefCell<Seen>>, rng: Rng) -> Self {
         let failed = vec![false; world.groups.len()];
-        let told = vec![Vec::new(); failed.len()];
+        let (told, said) = (vec![Vec::new(); failed.len()], vec![None; failed.len()]);
         let (events, removed, tally) = (BTreeMap::new(), Vec::new(), Tally::default());
         let hosts = world.hosts;
         let failover = world.failover.take().map(|group| Watch::new(group, hosts));
-        let sequence = 0;
-        Self { world, rng, built, seen, events, sequence, failed, told, removed, failover, tally }
+        Self {
+            world,
+            rng,
+            built,
+            seen,
+            events,
+            sequence: 0,
+            failed,
+            told,
+            said,
+            removed,
+            failover,
+            tally,
+        }
     }
 
     pub(super) fn start(&mut self, network: &mut Network<'_>) {
@@ -108,10 +122,9 @@ impl Director {
         done.into_iter().for_each(|what| self.tally.one(what));
         let events = core::mem::take(&mut participant.events);
         let mut failed: Vec<(usize, Option<CollectiveError>)> = participant
-            .members()
-            .iter()
-            .filter(|member| member.failed.is_some() && !self.failed[member.group])
-            .map(|member| (member.group, member.failed))
+            .failures()
+            .filter(|&(group, _)| !self.failed[group])
+            .map(|(group, error)| (group, Some(error)))
             .collect();
         wrong.into_iter().for_each(|what| network.violate(what));
         for event in events {
@@ -128,6 +141,9 @@ impl Director {
                 failed.push((group, None));
                 if let On::Mismatch { mismatch, .. } = event {
                     self.told[group].push((network.now(), mismatch));
+                }
+                if let On::Aborted { abort, .. } = event {
+                    self.said[group].get_or_insert(abort);
                 }
             }
             self.tally.one(match event {
@@ -215,12 +231,16 @@ impl Director {
             nodes.map(|(node, it)| (node, it.switch + self.world.hosts)).collect()
         };
         for (node, machine) in switches {
-            if !network.is_up(NodeId(machine)) {
-                continue;
-            }
-            network.with_machine(NodeId(machine), |it, now| {
-                let abort = Abort::Requested { code: CODE };
-                it.switch_mut().map(|it| it.abort_communicator(now, number(group, node), abort))
+            self.abort(network, NodeId(machine), number(group, node));
+        }
+        self.tell_plain(network, group, ABORT);
+    }
+
+    /// Aborts a node, if its switch is up.
+    fn abort(&self, network: &mut Network<'_>, switch: NodeId, id: u64) {
+        if network.is_up(switch) {
+            network.with_machine(switch, |it, now| {
+                it.switch_mut().map(|it| it.abort_communicator(now, id, ABORT))
             });
         }
     }
@@ -306,12 +326,13 @@ impl Director {
             for (group, node) in self.nodes_on(machine) {
                 let id = number(group, node);
                 let calls = self.world.groups[group].calls.len() as u64;
+                let is_plain = self.world.groups[group].plain.is_some();
                 match (switch.statistics(id), self.failed[group]) {
                     (None, _) if self.removed.contains(&id) => {}
                     (Some(it), false)
                         if it.slots_in_use == 0
                             && it.abort.is_none()
-                            && it.collectives == calls => {}
+                            && (if is_plain { it.segments } else { it.collectives }) == calls => {}
                     (found, failed) => wrong.push(format!(
                         "at rest node {node} of communicator {group} (failed: {failed}) has {found:?}"
                     )),
@@ -319,6 +340,7 @@ impl Director {
             }
         }
         wrong.extend(self.check_differences(network));
+        wrong.extend(self.check_plain(network));
         wrong.extend(self.close_failover(network));
         for group in 0..self.world.groups.len() {
             self.tally.one(if self.failed[group] {

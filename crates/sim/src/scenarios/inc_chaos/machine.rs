@@ -9,15 +9,17 @@ use millstream_roce::{
 
 use super::failover;
 use super::member::Member;
+use super::plain;
 use crate::Machine;
 
 /// What a machine is.
 #[derive(Debug)]
 pub(super) enum Kind {
-    /// With ranks, and those that go on when a switch is lost.
+    /// With ranks, those that send no descriptors, and those that go on when a switch is lost.
     Host {
         endpoint: Box<Endpoint<OwnedMemory>>,
         members: Vec<Member>,
+        plain: Vec<plain::Member>,
         ranks: Vec<failover::Rank>,
     },
     Switch(Box<SwitchNode>),
@@ -48,6 +50,15 @@ impl Participant {
 
     pub(super) fn members(&self) -> &[Member] {
         if let Kind::Host { members, .. } = &self.kind { members } else { &[] }
+    }
+
+    /// The communicators that have failed for one of its ranks, and why.
+    pub(super) fn failures(&self) -> impl Iterator<Item = (usize, CollectiveError)> {
+        let plain: &[plain::Member] =
+            if let Kind::Host { plain, .. } = &self.kind { plain } else { &[] };
+        let of_plain = plain.iter().map(|it| (it.group, it.failed));
+        let all = self.members().iter().map(|it| (it.group, it.failed)).chain(of_plain);
+        all.filter_map(|(group, failed)| Some((group, failed?)))
     }
 
     /// Whether it stands still.
@@ -168,7 +179,7 @@ impl Machine for Participant {
             return;
         }
         match &mut self.kind {
-            Kind::Host { endpoint, members, ranks } => {
+            Kind::Host { endpoint, members, plain, ranks } => {
                 for member in members.iter_mut() {
                     let mut wrong = Vec::new();
                     member.run(now, endpoint, &mut wrong);
@@ -184,6 +195,16 @@ impl Machine for Participant {
                     let flushed = CollectiveError::Transport(CompletionStatus::Flushed);
                     member.end(now, endpoint, flushed, &mut self.wrong);
                 }
+                for member in plain {
+                    let mut wrong = Vec::new();
+                    member.run(now, endpoint, &mut wrong);
+                    let (group, rank) = (member.group, member.rank);
+                    self.wrong.extend(
+                        wrong
+                            .into_iter()
+                            .map(|what| format!("communicator {group}, plain rank {rank}: {what}")),
+                    );
+                }
                 for rank in ranks {
                     rank.run(now, endpoint);
                     self.wrong.extend(rank.take_wrong());
@@ -198,8 +219,9 @@ impl Machine for Participant {
         if self.stands() {
             return None;
         }
-        let Kind::Host { members, ranks, .. } = &self.kind else { return None };
+        let Kind::Host { members, plain, ranks, .. } = &self.kind else { return None };
         let of_ranks = ranks.iter().filter_map(failover::Rank::wake);
-        members.iter().filter_map(Member::wake).chain(of_ranks).min()
+        let of_plain = plain.iter().filter_map(plain::Member::wake);
+        members.iter().filter_map(Member::wake).chain(of_plain).chain(of_ranks).min()
     }
 }

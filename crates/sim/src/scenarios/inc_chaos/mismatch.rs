@@ -52,7 +52,7 @@ impl World {
     }
 
     /// How long it may take from a difference until all who have called have heard of it, where nothing else happens.
-    fn mismatch_limit(&self, group: &Group) -> Duration {
+    pub(super) fn mismatch_limit(&self, group: &Group) -> Duration {
         let edges = 2 * group.tree.levels() as u32;
         // Links are cut, and machines stand still, for less than a timeout each.
         let troubles = self.troubles.len().min(3) as u32;
@@ -83,7 +83,7 @@ impl Group {
     }
 
     /// Of those who do not differ at least one calls in time.
-    fn draw_absences(&mut self, rng: &mut Rng, call: usize) {
+    pub(super) fn draw_absences(&mut self, rng: &mut Rng, call: usize) {
         let Some((_, odd, _)) = self.mismatch else { return };
         let members = self.members();
         let mut others: Vec<u32> =
@@ -107,7 +107,7 @@ impl Group {
     }
 
     /// What is wrong with what somebody says is the difference, who called by then as given.
-    fn check_difference(
+    pub(super) fn check_difference(
         &self,
         mismatch: &Mismatch,
         called: &BTreeMap<u32, Instant>,
@@ -152,7 +152,8 @@ impl Director {
     /// What is wrong with what ranks that differ were told.
     pub(super) fn check_differences(&self, network: &Network<'_>) -> Vec<String> {
         let mut wrong = Vec::new();
-        for (number, group) in self.world.groups.iter().enumerate() {
+        let groups = self.world.groups.iter().enumerate();
+        for (number, group) in groups.filter(|(_, group)| group.plain.is_none()) {
             let all = (0..self.world.hosts).map(NodeId).filter(|&host| network.is_up(host));
             let all = all.flat_map(|host| network.machine(host).members());
             let members: Vec<&Member> = all.filter(|it| it.group == number).collect();
@@ -166,7 +167,7 @@ impl Director {
 }
 
 /// When there was a difference: two have called that differ.
-fn difference_since(odd: u32, called: &BTreeMap<u32, Instant>) -> Option<Instant> {
+pub(super) fn difference_since(odd: u32, called: &BTreeMap<u32, Instant>) -> Option<Instant> {
     let others = called.iter().filter(|&(&rank, _)| rank != odd).map(|(_, &at)| at).min();
     Some(others?.max(*called.get(&odd)?))
 }

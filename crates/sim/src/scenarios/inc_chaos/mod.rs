@@ -17,6 +17,7 @@ mod machine;
 mod member;
 mod mismatch;
 mod outsider;
+mod plain;
 mod reference;
 mod several;
 mod tree;
@@ -47,6 +48,9 @@ const SEVERAL_GO_ON: u64 = 0x5e9f;
 /// The same of ranks that call late, or not at all.
 const ABSENCES: u64 = 0xab67;
 
+/// The same of a communicator of plain hosts.
+const PLAIN: u64 = 0x91bd;
+
 /// Virtual time within which a run must be over.
 const LIMIT: Duration = Duration::from_secs(3600);
 
@@ -66,6 +70,7 @@ pub fn run(seed: u64, outputs: Outputs<'_>) -> Result<Outcomes, ScenarioError> {
     world.share_hosts(&mut Rng::fork(seed, SEVERAL));
     world.add_trees(&mut Rng::fork(seed, TREES));
     world.add_absences(&mut Rng::fork(seed, ABSENCES));
+    world.add_plain(&mut Rng::fork(seed, PLAIN));
     world.add_failover(&mut Rng::fork(seed, FAILOVER), &mut Rng::fork(seed, SEVERAL_GO_ON));
     let mut network = Simulation::new(seed);
     outputs.attach(&mut network)?;
@@ -113,6 +118,10 @@ fn outcomes(seed: u64, director: Director, network: &build::Network<'_>, bytes: 
         }
         if !group.several.is_empty() {
             tally.one("communicators of hosts with several ranks");
+        }
+        if group.plain.is_some() {
+            tally.one("communicators of plain hosts");
+            continue;
         }
         for shape in &group.calls {
             if shape.stripe.is_none() {

@@ -9,6 +9,7 @@ use millstream_wire::Mtu;
 use super::call::{Shape, Sizes};
 use super::failover;
 use super::mismatch::Absence;
+use super::plain::Plain;
 use super::several;
 use super::tree::Tree;
 use crate::{LinkOptions, Probability, Rng};
@@ -90,6 +91,8 @@ pub(super) struct Group {
     /// Hosts that have one connection for several ranks: which, in order.
     pub(super) several: Vec<Vec<u32>>,
     pub(super) calls: Vec<Shape>,
+    /// Its hosts send no descriptors, and each call is a message of theirs.
+    pub(super) plain: Option<Plain>,
     /// The call and the rank that differs there from all others, and in what.
     pub(super) mismatch: Option<(usize, u32, Shape)>,
     /// Ranks that call much later, or not at all.
@@ -121,6 +124,8 @@ pub(super) struct World {
     pub(super) failover: Option<failover::Group>,
     /// Some trouble need not be survived.
     pub(super) breaks: bool,
+    /// And that is that so many packets are lost.
+    pub(super) is_heavy: bool,
     /// How long it takes whoever watches over a communicator to end it.
     pub(super) watch: Duration,
 }
@@ -165,6 +170,7 @@ impl World {
             troubles: Vec::new(),
             failover: None,
             breaks,
+            is_heavy: heavy,
             watch: moment(rng) * 20,
         };
         if heavy {
@@ -330,6 +336,7 @@ impl Group {
             hosts,
             several: Vec::new(),
             calls,
+            plain: None,
             mismatch: None,
             absences: Vec::new(),
             rude: None,

@@ -139,7 +139,8 @@ impl Director {
         };
         let memory = OwnedMemory::new(1 + plan.calls.len());
         let endpoint = Box::new(Endpoint::new(config, memory));
-        let kind = Kind::Host { endpoint, members: Vec::new(), ranks: Vec::new() };
+        let (members, plain, ranks) = (Vec::new(), Vec::new(), Vec::new());
+        let kind = Kind::Host { endpoint, members, plain, ranks };
         *network.machine_mut(NodeId(machine)) = Participant::new(kind);
         network.set_up(NodeId(machine), true);
         let hello = Hello {
