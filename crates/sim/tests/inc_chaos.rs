@@ -23,9 +23,11 @@ fn whatever_happens() {
     let types = DataType::ALL.iter().map(|it| it.name());
     let operations = ReduceOperation::ALL.iter().map(|it| it.name());
     let others = [
+        "aborts on request",
         "absences: from a call in which ranks differ",
         "absences: late for a call",
         "absences: late for a call in which ranks differ",
+        "acknowledgements that were kept back",
         "breaches",
         "calls in chunks",
         "calls whose vector goes with the descriptor",
@@ -53,7 +55,9 @@ fn whatever_happens() {
         "forged: with a wrong ICRC",
         "forged: with an old number and other content",
         "links cut",
+        "machines that acknowledge one by one",
         "machines that died",
+        "machines that merge acknowledgements",
         "machines that stand still",
         "packets: RNR NAKs",
         "packets: bad ICRC",
@@ -75,6 +79,7 @@ fn whatever_happens() {
         "switches: child lost",
         "switches: mismatch",
         "switches: parent lost",
+        "switches: some did not hear of an abort in time",
         "switches: violation",
         "timeouts",
         "trees of communicators that have several",

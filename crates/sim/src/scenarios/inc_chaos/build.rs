@@ -16,7 +16,7 @@ use millstream_wire::{Psn, Qpn};
 
 use super::call::Arena;
 use super::machine::{Kind, Participant};
-use super::member::{Call, Member, PROBE_EVERY};
+use super::member::{Call, Member};
 use super::outsider::Known;
 use super::plain;
 use super::world::{Group, Rudeness, World, address};
@@ -41,6 +41,8 @@ pub(super) struct Built {
     pub(super) outsider: NodeId,
     /// Bytes of all vectors.
     pub(super) bytes: u64,
+    /// Bytes of memory of each node.
+    pub(super) memory: BTreeMap<u64, u64>,
 }
 
 /// A host that is being made.
@@ -50,6 +52,8 @@ pub(super) struct Host {
     pub(super) plain: Vec<plain::Member>,
     regions: u64,
     pub(super) changes_sources: bool,
+    call_limit: Duration,
+    probe_every: Duration,
 }
 
 impl Host {
@@ -66,7 +70,15 @@ impl Host {
         // Results may come to where sources are.
         let changes_sources = world.failover.as_ref().is_some_and(|group| group.is_on(machine));
         let (members, plain) = (Vec::new(), Vec::new());
-        Self { endpoint, members, plain, regions: 0, changes_sources }
+        Self {
+            endpoint,
+            members,
+            plain,
+            regions: 0,
+            changes_sources,
+            call_limit: world.call_limit(),
+            probe_every: world.probe_every(),
+        }
     }
 
     pub(super) fn register(&mut self, rng: &mut Rng, access: Access, bytes: Vec<u8>) -> (u32, u64) {
@@ -161,7 +173,8 @@ impl Host {
             deadline: None,
             overdue: false,
             probe_at: None,
-            probe_every: PROBE_EVERY,
+            call_limit: self.call_limit,
+            probe_every: self.probe_every,
             failed: None,
             failed_at: None,
             is_confused: group.is_confused(rank),
@@ -215,9 +228,10 @@ pub(super) fn build(world: &World, rng: &mut Rng, network: &mut Network<'_>) -> 
         })
         .collect();
     let mut known = Vec::new();
-    let mut bytes = 0;
+    let (mut bytes, mut memory) = (0, BTreeMap::new());
     for group in world.groups.iter().enumerate() {
-        bytes += connect_group(world, rng, group, &mut hosts, &mut switches, &mut known);
+        let made = (&mut known, &mut memory);
+        bytes += connect_group(world, rng, group, &mut hosts, &mut switches, made);
     }
     for (machine, host) in hosts.into_iter().enumerate() {
         let Host { endpoint, members, plain, changes_sources, .. } = host;
@@ -256,7 +270,10 @@ pub(super) fn build(world: &World, rng: &mut Rng, network: &mut Network<'_>) -> 
         }
     }
     let links = add_links(world, network, outsider);
-    Built { known, links, outsider, bytes }
+    if let Some(slow) = &world.slow {
+        network.machine_mut(NodeId(slow.machine)).slow_down(slow);
+    }
+    Built { known, links, outsider, bytes, memory }
 }
 
 /// Links of all machines, and of the outsider to them.
@@ -322,7 +339,7 @@ fn connect_group(
     (number_of_group, group): (usize, &Group),
     hosts: &mut [Host],
     switches: &mut [SwitchNode],
-    known: &mut Vec<Known>,
+    (known, memory): (&mut Vec<Known>, &mut BTreeMap<u64, u64>),
 ) -> u64 {
     let members = group.members();
     let arenas = group.arenas(rng, &members);
@@ -381,6 +398,7 @@ fn connect_group(
         let created = switches[tree.nodes[node].switch]
             .create_communicator(Instant::ZERO, &spec)
             .expect("a switch has room for all");
+        memory.insert(spec.id, spec.memory_bytes());
         ways_up[node] = created.uplink;
         for edge in created.edges {
             let below =

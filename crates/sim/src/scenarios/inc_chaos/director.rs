@@ -9,6 +9,7 @@ use millstream_inc::{Abort, CollectiveError, Mismatch};
 use millstream_roce::{Instant, Piece, SendOperation, SendRequest};
 
 use super::build::{Built, Network, number};
+use super::ends::Ends;
 use super::failover::{self, Step, Watch};
 use super::member::{Member, RUDE, name_of_end};
 use super::outsider::{Seen, forge};
@@ -53,6 +54,7 @@ pub(super) struct Director {
     pub(super) told: Vec<Vec<(Instant, Mismatch)>>,
     /// Why a node of theirs has ended, as its switch has said first.
     pub(super) said: Vec<Option<Abort>>,
+    pub(super) ends: Ends,
     /// Nodes that were removed.
     pub(super) removed: Vec<u64>,
     pub(super) failover: Option<Watch>,
@@ -76,6 +78,7 @@ impl Director {
             failed,
             told,
             said,
+            ends: Ends::default(),
             removed,
             failover,
             tally,
@@ -144,6 +147,7 @@ impl Director {
                 }
                 if let On::Aborted { abort, .. } = event {
                     self.said[group].get_or_insert(abort);
+                    self.end_of_node(network, machine, communicator);
                 }
             }
             self.tally.one(match event {
@@ -162,7 +166,7 @@ impl Director {
         for (group, error) in failed {
             self.fail(network, group, error);
         }
-        self.check_slots(network, machine);
+        self.check_nodes(network, machine);
     }
 
     /// A communicator has failed for one of its machines.
@@ -179,22 +183,8 @@ impl Director {
         }
     }
 
-    /// No more slots are in use than there are.
-    fn check_slots(&self, network: &mut Network<'_>, machine: usize) {
-        let Some(switch) = network.machine(NodeId(machine)).switch() else { return };
-        let mut wrong = Vec::new();
-        for (group, node) in self.nodes_on(machine) {
-            let limit = 2 * self.world.groups[group].sizes.window;
-            let used = switch.statistics(number(group, node)).map_or(0, |it| it.slots_in_use);
-            if used > limit {
-                wrong.push(format!("node {node} of communicator {group} uses {used} of {limit}"));
-            }
-        }
-        wrong.into_iter().for_each(|what| network.violate(what));
-    }
-
     /// The nodes on a switch: communicator and number in its tree.
-    fn nodes_on(&self, machine: usize) -> impl Iterator<Item = (usize, usize)> {
+    pub(super) fn nodes_on(&self, machine: usize) -> impl Iterator<Item = (usize, usize)> {
         let groups = self.world.groups.iter().enumerate();
         let all = groups.flat_map(|(group, it)| {
             it.tree.nodes.iter().enumerate().map(move |(node, shape)| (group, node, shape.switch))
@@ -253,6 +243,7 @@ impl Director {
             Trouble::Slow { .. } => "slow links",
             Trouble::Forge => "intrusions",
             Trouble::Rude { .. } => "intended breaches",
+            Trouble::Abort { .. } => "aborts on request",
         });
         if let Some(watch) = &mut self.failover {
             watch.trouble(trouble);
@@ -263,6 +254,7 @@ impl Director {
                 self.plan(network, length, Event::Heal { machine });
             }
             Trouble::Stand { machine, length } => {
+                self.ends.stands(machine, length);
                 let until = network.after(length);
                 network.with_machine(NodeId(machine), |it, _| it.stand_still(until));
             }
@@ -278,6 +270,10 @@ impl Director {
             Trouble::Slow { machine } => {
                 let options = LinkOptions { rate: Some(50_000_000), ..self.world.link };
                 self.built.links[machine].iter().for_each(|&link| network.set_link(link, options));
+            }
+            Trouble::Abort { group, node } => {
+                let machine = self.world.groups[group].tree.nodes[node].switch + self.world.hosts;
+                self.abort(network, NodeId(machine), number(group, node));
             }
             Trouble::Forge => self.intrude(network),
             Trouble::Rude { group, rank, post } => {
@@ -341,6 +337,7 @@ impl Director {
         }
         wrong.extend(self.check_differences(network));
         wrong.extend(self.check_plain(network));
+        wrong.extend(self.check_remains(network));
         wrong.extend(self.close_failover(network));
         for group in 0..self.world.groups.len() {
             self.tally.one(if self.failed[group] {

@@ -10,6 +10,7 @@ use millstream_roce::{
 use super::failover;
 use super::member::Member;
 use super::plain;
+use super::slow::{KeptBack, Slow};
 use crate::Machine;
 
 /// What a machine is.
@@ -34,6 +35,8 @@ pub(super) struct Participant {
     stands_until: Option<Instant>,
     /// What has come since it stands still.
     backlog: Vec<(DatagramMeta, Vec<u8>)>,
+    /// It acknowledges slowly.
+    kept_back: Option<KeptBack>,
     pub(super) events: Vec<SwitchEvent>,
     pub(super) wrong: Vec<String>,
 }
@@ -41,7 +44,17 @@ pub(super) struct Participant {
 impl Participant {
     pub(super) fn new(kind: Kind) -> Self {
         let (backlog, events, wrong) = (Vec::new(), Vec::new(), Vec::new());
-        Self { kind, stands_until: None, backlog, events, wrong }
+        Self { kind, stands_until: None, backlog, kept_back: None, events, wrong }
+    }
+
+    /// It is slow to acknowledge.
+    pub(super) fn slow_down(&mut self, slow: &Slow) {
+        self.kept_back = Some(KeptBack::new(slow));
+    }
+
+    /// Acknowledgements that it has kept back.
+    pub(super) fn kept_back(&self) -> u64 {
+        self.kept_back.as_ref().map_or(0, |kept| kept.count)
     }
 
     pub(super) fn stand_still(&mut self, until: Instant) {
@@ -155,13 +168,27 @@ impl Node for Participant {
     }
 
     fn poll_timeout(&mut self) -> Option<Instant> {
-        let until = self.stands_until;
-        until.or_else(|| self.node()?.poll_timeout())
+        if self.stands_until.is_some() {
+            return self.stands_until;
+        }
+        let kept = self.kept_back.as_ref().and_then(KeptBack::next_at);
+        self.node()?.poll_timeout().into_iter().chain(kept).min()
     }
 
     fn poll_transmit(&mut self, now: Instant, transmit: &mut Transmit) -> bool {
-        self.stands_until.is_none()
-            && self.node().is_some_and(|node| node.poll_transmit(now, transmit))
+        if self.stands_until.is_some() {
+            return false;
+        }
+        if let Some(due) = self.kept_back.as_mut().and_then(|kept| kept.due(now)) {
+            *transmit = due;
+            return true;
+        }
+        while self.node().is_some_and(|node| node.poll_transmit(now, transmit)) {
+            if !self.kept_back.as_mut().is_some_and(|kept| kept.takes(now, transmit)) {
+                return true;
+            }
+        }
+        false
     }
 
     fn bytes(&self, piece: &Piece) -> Option<&[u8]> {

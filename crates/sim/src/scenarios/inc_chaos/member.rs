@@ -55,6 +55,7 @@ pub(super) struct Member {
     pub(super) start_at: Option<Instant>,
     /// A call that it does not make, nor any after it.
     pub(super) leaves_out: Option<usize>,
+    pub(super) call_limit: Duration,
     pub(super) deadline: Option<Instant>,
     /// The switch was told that a deadline has passed.
     pub(super) overdue: bool,
@@ -137,7 +138,7 @@ impl Member {
         let mut busy = false;
         if self.failed.is_none() && self.start_at.is_some_and(|at| at <= now) {
             self.start_at = None;
-            self.deadline = Some(now + CALL_LIMIT);
+            self.deadline = Some(now + self.call_limit);
             self.probe_at = Some(now + self.probe_every);
             busy = true;
             let Call { arena, started, .. } = &mut self.calls[self.ended];

@@ -158,7 +158,9 @@ impl Director {
             let all = all.flat_map(|host| network.machine(host).members());
             let members: Vec<&Member> = all.filter(|it| it.group == number).collect();
             let limit = self.world.mismatch_limit(group);
-            let limit = |_: &Member| Some(limit).filter(|_| !group.is_excused);
+            let is_slow =
+                |it: &Member| self.world.is_told_slowly(group, group.hosts[it.rank as usize]);
+            let limit = |it: &Member| Some(limit).filter(|_| !group.is_excused && !is_slow(it));
             let found = check(group, &members, &self.told[number], limit);
             wrong.extend(found.into_iter().map(|what| format!("communicator {number}: {what}")));
         }

@@ -12,6 +12,7 @@ mod build;
 mod call;
 pub mod control;
 mod director;
+mod ends;
 mod failover;
 mod machine;
 mod member;
@@ -20,6 +21,7 @@ mod outsider;
 mod plain;
 mod reference;
 mod several;
+mod slow;
 mod tree;
 mod world;
 
@@ -51,6 +53,9 @@ const ABSENCES: u64 = 0xab67;
 /// The same of a communicator of plain hosts.
 const PLAIN: u64 = 0x91bd;
 
+/// The same of a machine that is slow to acknowledge.
+const SLOW: u64 = 0x5110;
+
 /// Virtual time within which a run must be over.
 const LIMIT: Duration = Duration::from_secs(3600);
 
@@ -72,6 +77,7 @@ pub fn run(seed: u64, outputs: Outputs<'_>) -> Result<Outcomes, ScenarioError> {
     world.add_absences(&mut Rng::fork(seed, ABSENCES));
     world.add_plain(&mut Rng::fork(seed, PLAIN));
     world.add_failover(&mut Rng::fork(seed, FAILOVER), &mut Rng::fork(seed, SEVERAL_GO_ON));
+    world.add_slow(&mut Rng::fork(seed, SLOW));
     let mut network = Simulation::new(seed);
     outputs.attach(&mut network)?;
     let built = build::build(&world, &mut rng, &mut network);
@@ -166,6 +172,16 @@ fn outcomes(seed: u64, director: Director, network: &build::Network<'_>, bytes: 
         world.groups.iter().map(|group| group.tree.nodes.len()).collect::<Vec<_>>(),
         world.groups.iter().map(|group| group.calls.len()).sum::<usize>(),
     );
+    if let Some(slow) = &world.slow {
+        tally.one(if slow.merges {
+            "machines that merge acknowledgements"
+        } else {
+            "machines that acknowledge one by one"
+        });
+        tally.add("acknowledgements that were kept back", {
+            network.machines().map(machine::Participant::kept_back).sum()
+        });
+    }
     let report = Report {
         scenario: super::INC_CHAOS,
         seed,

@@ -11,6 +11,7 @@ use super::failover;
 use super::mismatch::Absence;
 use super::plain::Plain;
 use super::several;
+use super::slow::Slow;
 use super::tree::Tree;
 use crate::{LinkOptions, Probability, Rng};
 
@@ -76,6 +77,11 @@ pub(super) enum Trouble {
         rank: u32,
         post: Post,
     },
+    /// A node of a communicator is told to end it.
+    Abort {
+        group: usize,
+        node: usize,
+    },
 }
 
 /// A communicator, or one tree of several that it has.
@@ -122,6 +128,8 @@ pub(super) struct World {
     pub(super) troubles: Vec<(Duration, Trouble)>,
     /// A communicator that goes on when a switch is lost.
     pub(super) failover: Option<failover::Group>,
+    /// A machine that is slow to acknowledge.
+    pub(super) slow: Option<Slow>,
     /// Some trouble need not be survived.
     pub(super) breaks: bool,
     /// And that is that so many packets are lost.
@@ -169,6 +177,7 @@ impl World {
             groups,
             troubles: Vec::new(),
             failover: None,
+            slow: None,
             breaks,
             is_heavy: heavy,
             watch: moment(rng) * 20,

@@ -10,7 +10,7 @@ use millstream_wire::{Psn, Qpn};
 use super::super::build::Network;
 use super::super::call::Arena;
 use super::super::machine::Kind;
-use super::super::member::{Call, Member};
+use super::super::member::{CALL_LIMIT, Call, Member};
 use super::director::Director;
 use super::rank::{Rank, Stage};
 use crate::connection::{Remote, connect};
@@ -149,6 +149,7 @@ impl Director {
                 start_at: calls.first().map(|call| now + call.pause),
                 calls,
                 leaves_out: None,
+                call_limit: CALL_LIMIT,
                 deadline: None,
                 overdue: false,
                 probe_at: None,
