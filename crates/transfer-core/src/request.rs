@@ -166,3 +166,20 @@ pub enum SubmitError {
         limit: usize,
     },
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_is_room_up_to_the_next_border() {
+        let every_hundred = Borders { first: 1000, distance: 100 };
+        for (address, room) in
+            [(900, 100), (1000, 100), (1030, 70), (1099, 1), (1100, 100), (1130, 70), (2001, 99)]
+        {
+            assert_eq!(every_hundred.room(address), room, "{address}");
+        }
+        assert_eq!(Borders::NONE.room(7), u64::MAX - 7);
+        assert_eq!(Borders { first: 5, distance: 0 }.room(9), u64::MAX);
+    }
+}
