@@ -15,7 +15,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("crates/transfer/src/gpu/tests.rs", "memory of a GPU that is not there"),
     ("crates/transfer/src/memory.rs", "registered memory, and copies to and from it"),
     ("crates/transfer/src/memory/gathered.rs", "pieces of it that a system call sends or fills"),
-    ("crates/transfer/tests/cuda.rs", "memory of a GPU that a caller brings, and takes away"),
+    ("crates/transfer/tests/cuda/", "memory of a GPU that a caller brings, and takes away"),
     ("crates/transfer/tests/registration.rs", "memory that a caller brings"),
     ("crates/transfer/tests/unmapped.rs", "memory that a caller brings, and takes away"),
     ("crates/transfer/tests/shm.rs", "memory that a caller brings, and other processes write"),

@@ -3,13 +3,15 @@
 
 #![allow(unsafe_code)]
 
+#[path = "../common/mod.rs"]
 mod common;
+mod driver;
+mod kinds;
 
-use std::ffi::{c_int, c_uint, c_void};
 use std::time::{Duration, Instant};
 use std::{ptr, thread};
 
-use common::{LONG, engine, pattern, private, request, shared};
+use common::{LONG, engine, pattern, request, shared};
 use millstream_net::cuda::{self, Allocation};
 use millstream_transfer::{
     Buffer, Opcode, RegisterError, Segment, SubmitAndWaitError, TransferEngine, TransferRequest,
@@ -159,161 +161,6 @@ fn bytes_between_engines() {
     if has_gpu() {
         exchange(&engine(1), &engine(1));
     }
-}
-
-#[test]
-fn memory_of_a_gpu_is_recognised() {
-    if !has_gpu() {
-        return;
-    }
-    let (own, peer) = (engine(1), engine(1));
-    let allocation = Allocation::new(0, 1 << 20).unwrap();
-    let address = allocation.address();
-    register(&peer, address, 1 << 20, "*").unwrap();
-    let segment = own.open_segment(peer.name()).unwrap();
-    assert_eq!(segment.buffers()[0].location, "cuda:0");
-    peer.unregister_memory(pointer(address)).unwrap();
-    // A part of it, and with a location that says so.
-    register(&peer, address + 1000, 5000, "cuda:0").unwrap();
-    peer.unregister_memory(pointer(address + 1000)).unwrap();
-    let error = register(&peer, address + 1, 1 << 30, "*").unwrap_err();
-    assert_eq!(error.code(), -1);
-    assert!(error.to_string().contains("the allocation of GPU 0"), "{error}");
-    drop(allocation);
-    let error = register(&peer, address, 1 << 20, "*").unwrap_err();
-    assert_eq!(error.code(), -1);
-    assert!(error.to_string().contains("no memory of a GPU"), "{error}");
-    // Memory of the host may have such a location, too.
-    let buffer = peer.allocate_buffer(4096, "cuda:0", true).unwrap();
-    buffer.write(0, &[1; 4096]).unwrap();
-    let mut bytes = vec![7_u8; 4096];
-    let address = bytes.as_mut_ptr().expose_provenance() as u64;
-    register(&peer, address, 4096, "cuda:0").unwrap();
-    peer.unregister_memory(pointer(address)).unwrap();
-}
-
-/// A function of the driver.
-fn function<F: Copy>(name: &std::ffi::CStr) -> F {
-    assert_eq!(size_of::<F>(), size_of::<*mut c_void>());
-    // SAFETY: the library is loaded already, and the caller gives the type that `cuda.h` declares.
-    unsafe {
-        let library = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW);
-        let found = libc::dlsym(library, name.as_ptr());
-        assert!(!found.is_null(), "{name:?}");
-        std::mem::transmute_copy(&found)
-    }
-}
-
-/// The processor gets at managed and at pinned memory, so they are as the host's.
-#[test]
-fn managed_and_pinned_memory_is_the_hosts() {
-    if !has_gpu() {
-        return;
-    }
-    const LENGTH: usize = 1 << 20;
-    let _retained = Allocation::new(0, 1).unwrap();
-    let retain: unsafe extern "C" fn(*mut *mut c_void, c_int) -> c_int =
-        function(c"cuDevicePrimaryCtxRetain");
-    let set: unsafe extern "C" fn(*mut c_void) -> c_int = function(c"cuCtxSetCurrent");
-    let current: unsafe extern "C" fn(*mut *mut c_void) -> c_int = function(c"cuCtxGetCurrent");
-    let managed: unsafe extern "C" fn(*mut u64, usize, c_uint) -> c_int =
-        function(c"cuMemAllocManaged");
-    let pinned: unsafe extern "C" fn(*mut *mut c_void, usize, c_uint) -> c_int =
-        function(c"cuMemHostAlloc");
-    let (mut context, mut seen) = (ptr::null_mut(), ptr::null_mut());
-    let (mut first, mut second) = (0_u64, ptr::null_mut());
-    // SAFETY: as `cuda.h` declares them; the pointers are to what lives. The test leaves what it allocates.
-    unsafe {
-        assert_eq!(retain(&raw mut context, 0), 0);
-        assert_eq!(set(context), 0);
-        assert_eq!(managed(&raw mut first, LENGTH, 1), 0);
-        assert_eq!(pinned(&raw mut second, LENGTH, 0), 0);
-    }
-    let second = second.expose_provenance() as u64;
-    let (own, peer) = (engine(1), engine(1));
-    let source = private(&own, LENGTH);
-    source.write(0, &pattern(LENGTH, 8)).unwrap();
-    for address in [first, second] {
-        register(&peer, address, LENGTH, "*").unwrap();
-        let segment = own.open_segment(peer.name()).unwrap();
-        own.refresh_segment(segment.id()).unwrap();
-        assert!(!segment.buffers()[0].location.starts_with("cuda"), "{:?}", segment.buffers());
-        let request = TransferRequest {
-            opcode: Opcode::Write,
-            source: source.address(),
-            target: segment.id(),
-            target_offset: address,
-            length: LENGTH as u64,
-        };
-        own.submit_and_wait(&[request], LONG).unwrap();
-        let mut found = vec![0; LENGTH];
-        // SAFETY: it is memory of the host, which nobody writes now.
-        unsafe { pointer(address).copy_to_nonoverlapping(found.as_mut_ptr(), LENGTH) };
-        assert!(found == pattern(LENGTH, 8));
-        peer.unregister_memory(pointer(address)).unwrap();
-    }
-    // What is current here is left as it was.
-    exchange_a_little(&own, &peer);
-    // SAFETY: as above.
-    unsafe { assert_eq!(current(&raw mut seen), 0) };
-    assert_eq!(seen, context);
-}
-
-fn exchange_a_little(engine: &TransferEngine, peer: &TransferEngine) {
-    let (own, other) = (Memory::new(engine, true, 1000), Memory::new(peer, true, 1000));
-    own.write(&pattern(1000, 4));
-    let segment = engine.open_segment(peer.name()).unwrap();
-    engine.refresh_segment(segment.id()).unwrap();
-    let request = one(Opcode::Write, (&own, 0), &segment, (&other, 0), 1000);
-    engine.submit_and_wait(&[request], LONG).unwrap();
-    assert!(other.read(1000) == pattern(1000, 4));
-}
-
-/// In the mode that refuses most, on all threads: neither disturbs the other. The first transfers open what
-/// copies are made through.
-#[test]
-fn transfers_run_while_the_application_captures_a_graph() {
-    if !has_gpu() {
-        return;
-    }
-    const LENGTH: usize = 3 << 20;
-    let retain: unsafe extern "C" fn(*mut *mut c_void, c_int) -> c_int =
-        function(c"cuDevicePrimaryCtxRetain");
-    let set: unsafe extern "C" fn(*mut c_void) -> c_int = function(c"cuCtxSetCurrent");
-    let create: unsafe extern "C" fn(*mut *mut c_void, c_uint) -> c_int =
-        function(c"cuStreamCreate");
-    let begin: unsafe extern "C" fn(*mut c_void, c_int) -> c_int =
-        function(c"cuStreamBeginCapture_v2");
-    let end: unsafe extern "C" fn(*mut c_void, *mut *mut c_void) -> c_int =
-        function(c"cuStreamEndCapture");
-    let (own, peer) = (engine(1), engine(1));
-    let (here, there) = (Memory::new(&own, true, LENGTH), Memory::new(&peer, true, LENGTH));
-    let near = Memory::new(&own, false, LENGTH);
-    here.write(&pattern(LENGTH, 6));
-    let (far, itself) =
-        (own.open_segment(peer.name()).unwrap(), own.open_segment(own.name()).unwrap());
-    let (mut context, mut stream, mut graph) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
-    // SAFETY: as `cuda.h` declares them; the pointers are to what lives. The test leaves what it creates.
-    unsafe {
-        assert_eq!(retain(&raw mut context, 0), 0);
-        assert_eq!(set(context), 0);
-        assert_eq!(create(&raw mut stream, 1), 0);
-        assert_eq!(begin(stream, 0), 0);
-    }
-    let transfer = || {
-        for (segment, memory) in [(&far, &there), (&itself, &near)] {
-            let request = one(Opcode::Write, (&here, 0), segment, (memory, 0), LENGTH);
-            own.submit_and_wait(&[request], LONG).map_err(|error| error.to_string())?;
-        }
-        Ok::<_, String>(())
-    };
-    let elsewhere = thread::scope(|scope| scope.spawn(transfer).join().unwrap());
-    let captures = transfer();
-    // SAFETY: as above.
-    let ended = unsafe { end(stream, &raw mut graph) };
-    assert_eq!((elsewhere, captures, ended), (Ok(()), Ok(()), 0));
-    assert!(there.read(LENGTH) == pattern(LENGTH, 6));
-    assert!(near.read(LENGTH) == pattern(LENGTH, 6));
 }
 
 #[test]
