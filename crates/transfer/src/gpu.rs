@@ -63,6 +63,15 @@ pub(crate) fn copy(
     copied.map_err(FailureReason::from)
 }
 
+/// Bytes of memory of a GPU that are staged at a time.
+pub(crate) const STAGED: usize = 256 << 10;
+
+/// Why bytes of memory of a GPU here were not staged.
+pub(crate) fn not_staged() -> FailureReason {
+    let text = "memory of a GPU here cannot be copied: it was freed, or its driver failed";
+    FailureReason::Access(text.to_owned())
+}
+
 /// Copies memory of a GPU to a buffer of the host; whether it could be.
 pub(crate) fn stage_out((from, gpu): (&Inside<'_>, &Gpu), address: u64, bytes: &mut [u8]) -> bool {
     let (to, length) = (bytes.as_mut_ptr(), bytes.len());

@@ -1,5 +1,7 @@
 //! Engines with memory of a GPU that is not there: nobody but its driver gets at it.
 
+mod files;
+
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;

@@ -18,6 +18,7 @@ use millstream_transfer_core::{Opcode as RailOpcode, RailCounters};
 
 use super::protocol::{EIO, MAX_LENGTH, Outcome};
 use crate::batch::BatchShared;
+use crate::gpu;
 use crate::memory::LocalMemory;
 use crate::segment::OpenSegment;
 use crate::task::{EndedTasks, TaskHandle, WideSlice};
@@ -524,7 +525,12 @@ impl EndedGroup {
         if matches!(outcome, Outcome::UnknownFile | Outcome::OutOfRange) {
             group.ends.segment.mark_stale();
         }
-        group.fail(&failure(group.opcode, outcome));
+        let local = &group.ends.local;
+        let reason = match outcome {
+            Outcome::Abandoned if local.is_gpu() && !local.is_closed() => gpu::not_staged(),
+            outcome => failure(group.opcode, outcome),
+        };
+        group.fail(&reason);
     }
 }
 

@@ -18,7 +18,7 @@ use super::flow::{Entry, MAX_ATTEMPTS, Part, stuck};
 use super::protocol::{Hello, Outcome, Request};
 use super::queue::{Queue, no_thread};
 use super::receiving::{ReceiveError, Receiving};
-use super::sending::{send_all, send_write};
+use super::sending::{Staged, send_all, send_write};
 use super::wire::Wire;
 use crate::metrics::{RailMetrics, RailStatus};
 use crate::task::EndedTasks;
@@ -26,9 +26,6 @@ use crate::{FailureReason, Opcode};
 
 /// Requests that are begun at a time.
 const BURST: usize = 16;
-
-/// Bytes that are received at once where a reply may begin.
-const STAGE: usize = 64 << 10;
 
 /// How often a target may close connections one after the other without an answer, though properly.
 const MAX_CLOSINGS: u32 = 8;
@@ -260,6 +257,7 @@ impl Shared {
         send_all(wire, &Hello::emit())?;
         let mut parts: Vec<Part> = Vec::with_capacity(BURST);
         let mut headers: Vec<u8> = Vec::with_capacity(BURST * Request::LENGTH);
+        let mut staged = Staged::default();
         loop {
             let mut state = self.queue.lock();
             loop {
@@ -284,7 +282,7 @@ impl Shared {
                 headers.extend_from_slice(&header);
                 if opcode == Opcode::Write {
                     // The headers of READs before it go with it.
-                    if !self.send_write(wire, &headers, &part)? {
+                    if !self.send_write(wire, &headers, &part, &mut staged)? {
                         headers.truncate(headers.len() - Request::LENGTH);
                         self.end(id, Outcome::Abandoned, &mut EndedTasks::default());
                         continue;
@@ -298,7 +296,13 @@ impl Shared {
     }
 
     /// Sends a WRITE, as long as it is wanted.
-    fn send_write(&self, wire: &Wire, headers: &[u8], part: &Part) -> io::Result<bool> {
+    fn send_write(
+        &self,
+        wire: &Wire,
+        headers: &[u8],
+        part: &Part,
+        staged: &mut Staged,
+    ) -> io::Result<bool> {
         if !self.queue.lock().flow.enter(part.id) {
             return Ok(false);
         }
@@ -311,7 +315,7 @@ impl Shared {
             }
             wanted
         };
-        let sent = send_write(wire, headers, part, wanted);
+        let sent = send_write(wire, (headers, part), staged, wanted);
         self.queue.lock().flow.leave(part.id);
         sent
     }
@@ -353,7 +357,7 @@ impl Shared {
     }
 
     fn try_receive(&self, wire: &Wire) -> Result<std::convert::Infallible, String> {
-        let mut stage = vec![0; STAGE];
+        let mut stage = Receiving::stage();
         let mut receiving = Receiving::new(self);
         let mut heard = Instant::now();
         let mut next_look = heard;

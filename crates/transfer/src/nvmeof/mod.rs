@@ -359,7 +359,7 @@ impl Transport for NvmeofTransport {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { gpu_memory: false, durable: true, ..Capabilities::REMOTE }
+        Capabilities { durable: true, ..Capabilities::REMOTE }
     }
 
     fn register(&self, _memory: &RawMemory, _remote: bool) -> Result<Registration, String> {
@@ -423,12 +423,6 @@ impl Transport for NvmeofTransport {
             let route = self.route(run.segment.id);
             let route = route.filter(|route| route.descriptor.name == run.view.descriptor.name);
             let entry = Entry::new(batch, run, terms.durable);
-            if run.local.is_gpu() {
-                let text = "files are not read into memory of a GPU, nor written from it: use a buffer of \
-                            the host, and copy";
-                entry.fail(&FailureReason::NoPath(text.to_owned()));
-                continue;
-            }
             // The files of another version of the descriptor may be others.
             let file = run.view.descriptor.buffers.get(run.buffer);
             let mapped = |route: &Route| {

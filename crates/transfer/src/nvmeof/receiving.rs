@@ -11,8 +11,12 @@ use super::initiator::Shared;
 use super::protocol::{EFAULT, Event, Outcome, Reply, ReplyDecoder};
 use super::wire::Wire;
 use crate::Opcode;
+use crate::gpu;
 use crate::memory::LocalMemory;
 use crate::task::EndedTasks;
+
+/// Bytes that are received at once where a reply may begin.
+const STAGE: usize = 64 << 10;
 
 /// Why nothing was received.
 pub(super) enum ReceiveError {
@@ -66,10 +70,18 @@ impl<'a> Receiving<'a> {
         token_refusal(&decoder.take()?).map(|error| error.to_string())
     }
 
+    /// Where bytes are received that do not go straight to where they belong.
+    pub(super) fn stage() -> Box<[u8]> {
+        vec![0; gpu::STAGED].into_boxed_slice()
+    }
+
     /// Receives what there is; 0 at the end of the stream.
     pub(super) fn receive(&mut self, wire: &Wire, stage: &mut [u8]) -> Result<usize, ReceiveError> {
         let left = self.decoder.data_left();
-        let direct = self.data.as_mut().filter(|data| left > 0 && !data.gone).zip(wire.plain());
+        // Sockets do not take memory of a GPU.
+        let is_staged = self.data.as_ref().is_some_and(|data| data.local.is_gpu());
+        let direct = self.data.as_mut().filter(|data| left > 0 && !data.gone && !is_staged);
+        let direct = direct.zip(wire.plain());
         if let Some((data, stream)) = direct {
             let Some(inside) = data.local.enter() else {
                 data.gone = true;
@@ -88,7 +100,8 @@ impl<'a> Receiving<'a> {
             self.end_data();
             return Ok(count);
         }
-        let count = wire.receive(stage).map_err(ReceiveError::Io)?;
+        let room = if is_staged { gpu::STAGED } else { STAGE };
+        let count = wire.receive(&mut stage[..room]).map_err(ReceiveError::Io)?;
         let mut input = &stage[..count];
         let nonsense = |text: String| {
             ReceiveError::Nonsense(format!(

@@ -8,6 +8,8 @@ use millstream_net::stream::Readiness;
 use super::flow::Part;
 use super::protocol::{EFAULT, Request};
 use super::wire::Wire;
+use crate::gpu::STAGED;
+use crate::memory::Inside;
 
 /// How often who waits for a stream looks whether it is still wanted.
 const LOOK: Duration = Duration::from_millis(200);
@@ -37,16 +39,62 @@ fn or_wait(wire: &Wire, sent: io::Result<usize>) -> io::Result<usize> {
     }
 }
 
+/// Bytes of a WRITE that were copied from memory of a GPU, which sockets do not take, with what is before and after them.
+#[derive(Default)]
+pub(super) struct Staged {
+    bytes: Vec<u8>,
+    /// How many bytes of what is sent are before these.
+    start: usize,
+}
+
+impl Staged {
+    /// What is to be sent once so many bytes were sent.
+    fn after(&self, sent: usize) -> &[u8] {
+        let offset = sent.checked_sub(self.start);
+        offset.and_then(|offset| self.bytes.get(offset..)).unwrap_or_default()
+    }
+
+    /// Has `before`, bytes of the memory, and `after` where these are the last ones; whether they could be copied.
+    fn fill(
+        &mut self,
+        sent: usize,
+        inside: &Inside<'_>,
+        before: &[u8],
+        (address, length): (u64, usize),
+        after: &[u8],
+    ) -> bool {
+        self.start = sent;
+        let head = before.len();
+        self.bytes.resize(head + length.min(STAGED), 0);
+        self.bytes[..head].copy_from_slice(before);
+        if !inside.copy_out(address, &mut self.bytes[head..]) {
+            self.bytes.clear();
+            return false;
+        }
+        if length <= STAGED {
+            self.bytes.extend_from_slice(after);
+        }
+        true
+    }
+
+    /// Leaves out what is behind so many bytes of what is sent.
+    fn end_at(&mut self, end: usize) {
+        self.bytes.truncate(end.saturating_sub(self.start));
+    }
+}
+
 /// Sends a WRITE, behind what else is in `headers`; `false` when its memory is not registered any more
 /// and nothing was sent. If that is so later, the target is told that the WRITE does not count; and also if
 /// it is not `wanted` any more, which is asked while there is no room. Its memory is not touched after that, even
 /// where the rest of the WRITE never finds room. The wire may have the end of it still: [`send_all`] sends that.
 pub(super) fn send_write(
     wire: &Wire,
-    headers: &[u8],
-    part: &Part,
+    (headers, part): (&[u8], &Part),
+    staged: &mut Staged,
     wanted: impl Fn() -> bool,
 ) -> io::Result<bool> {
+    // What it has is of another.
+    staged.start = usize::MAX;
     let data_end = headers.len() + part.length as usize;
     let mut counts = true;
     let mut sent = 0;
@@ -57,7 +105,18 @@ pub(super) fn send_write(
         let done = sent.saturating_sub(headers.len()).min(part.length as usize);
         let left = part.length as usize - done;
         let result = match part.local.enter() {
+            _ if !staged.after(sent).is_empty() => wire.send(staged.after(sent)),
             _ if left == 0 => wire.send(after),
+            Some(inside) if counts && inside.gpu().is_some() => {
+                let data = (part.address + done as u64, left);
+                if !staged.fill(sent, &inside, before, data, after) {
+                    if sent == 0 {
+                        return Ok(false);
+                    }
+                    counts = false;
+                }
+                continue;
+            }
             Some(inside) if counts => {
                 let data = (part.address + done as u64, left as u64);
                 match wire.send_memory(&inside, before, data, after) {
@@ -86,6 +145,7 @@ pub(super) fn send_write(
         // What has been sent whole counts.
         if result.as_ref().is_err_and(is_full) && !wanted() && left > 0 {
             counts = false;
+            staged.end_at(data_end);
         }
         sent += or_wait(wire, result)?;
     }

@@ -15,7 +15,8 @@ use millstream_metadata::TlsSession;
 use millstream_net::stream::{receive_slice, send_slice};
 
 pub(super) use self::checked::{Checked, Damaged};
-use super::pieces::{Pieces, STAGED};
+use super::pieces::Pieces;
+use crate::gpu::STAGED;
 use crate::memory::Gathered;
 
 /// Bytes that are put into a layer at a time.

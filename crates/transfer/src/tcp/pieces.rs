@@ -31,9 +31,6 @@ const SHORTEST: usize = 512;
 /// until they are copied.
 const PREFETCHED: u64 = 256 << 10;
 
-/// Bytes of memory of a GPU that are staged at a time.
-pub(super) const STAGED: usize = 256 << 10;
-
 /// A piece of memory.
 #[derive(Clone, Debug)]
 pub(super) struct Piece {

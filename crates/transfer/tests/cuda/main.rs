@@ -6,6 +6,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod driver;
+mod files;
 mod kinds;
 
 use std::time::{Duration, Instant};

@@ -6,9 +6,9 @@ use std::time::Instant;
 use millstream_metadata::{FrameDecoder, MESSAGE_LIMIT, token_refusal};
 
 use super::{Broken, Connection, SCRATCH, broke, closed, nonsense};
+use crate::gpu::STAGED;
 use crate::tcp::message::{Answer, Fault, Welcome};
 use crate::tcp::peer::Peer;
-use crate::tcp::pieces::STAGED;
 use crate::{FailureReason, Opcode};
 
 /// What a number means that a relay does not know.

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use super::Framing;
 use crate::batch::BatchShared;
+use crate::gpu;
 use crate::memory::LocalMemory;
 use crate::segment::OpenSegment;
 use crate::task::WideSlice;
@@ -202,9 +203,7 @@ pub(super) fn peers_fault(fault: Fault) -> FailureReason {
 pub(super) fn own_fault(fault: Fault, address: u64) -> FailureReason {
     match fault {
         Fault::Gone => FailureReason::MemoryGone { address },
-        Fault::Gpu => FailureReason::Access(
-            "memory of a GPU here cannot be copied: it was freed, or its driver failed".to_owned(),
-        ),
+        Fault::Gpu => gpu::not_staged(),
         Fault::NotRegistered
         | Fault::NotFenced
         | Fault::NotRelayed

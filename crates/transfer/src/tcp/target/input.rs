@@ -13,9 +13,10 @@ use millstream_net::{BusyPoll, Polling};
 use super::LOOK;
 use super::Output;
 use super::pace::Pace;
+use crate::gpu::STAGED;
 use crate::tcp::line::{Checked, Layer, Line};
 use crate::tcp::message::MAX_DATA;
-use crate::tcp::pieces::{Pieces, STAGED};
+use crate::tcp::pieces::Pieces;
 use crate::tcp::stage::Stage;
 
 /// Where bytes go that have no place.
