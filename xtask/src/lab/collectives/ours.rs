@@ -88,6 +88,25 @@ impl Network {
         process::output(command.arg(file))?;
         Ok(Self(labs().read(NAME)?.lab))
     }
+
+    fn allreduce(
+        &self,
+        program: &Path,
+        shape: Shape,
+        world: usize,
+        calls: &Calls,
+    ) -> Result<Vec<Figure>> {
+        let rank = |rank| {
+            let mut command = self.0.command(&format!("host{rank}"), program)?;
+            allreduce(&mut command, "10.77.0.1:52200", world, rank, calls);
+            for address in addresses(shape, rank) {
+                command.args(["--bind", &address]);
+            }
+            command.args(["--path", "switch", "--fallback", "off"]);
+            Ok(command)
+        };
+        all(world, rank)
+    }
 }
 
 impl Drop for Network {
@@ -107,16 +126,33 @@ pub(super) fn over_links(
     calls: &Calls,
 ) -> Result<Vec<Figure>> {
     let network = Network::up(program, &topology(shape, world, rate))?;
-    let rank = |rank| {
+    network.allreduce(program, shape, world, calls)
+}
+
+/// Two hosts at a switch, and how many bytes one of them writes to the other in a microsecond over the same links.
+pub(super) fn beside_write_bw(
+    program: &Path,
+    rate: Rate,
+    calls: &Calls,
+) -> Result<(Vec<Figure>, f64)> {
+    let shape = Shape::OneLevel { nics: 1 };
+    let network = Network::up(program, &topology(shape, 2, rate))?;
+    let figures = network.allreduce(program, shape, 2, calls)?;
+    let at = |rank: usize| -> Result<Command> {
         let mut command = network.0.command(&format!("host{rank}"), program)?;
-        allreduce(&mut command, "10.77.0.1:52200", world, rank, calls);
-        for address in addresses(shape, rank) {
-            command.args(["--bind", &address]);
-        }
-        command.args(["--path", "switch", "--fallback", "off"]);
+        command.args(["rdma", "write-bw", "--json", "--wait", "10s", "-D", "3"]);
+        command.args(["--bind", &addresses(shape, rank)[0]]);
         Ok(command)
     };
-    all(world, rank)
+    let mut server = at(1)?;
+    server.stdin(Stdio::null()).stdout(Stdio::null());
+    let _server = Process(server.spawn().context("cannot start the server of write-bw")?);
+    let mut client = at(0)?;
+    client.arg(&addresses(shape, 1)[0]);
+    let said = process::output(&mut client)?;
+    let said: Value = serde_json::from_str(said.trim()).context("JSON of write-bw")?;
+    let rate = said["results"][0]["gb_per_s"].as_f64().context("no gb_per_s of write-bw")?;
+    Ok((figures, rate * 1e3))
 }
 
 /// Ranks on this machine, with a controller and a switch that they use unless `path` is `shared-memory`.
