@@ -27,6 +27,7 @@ fn whatever_happens() {
         "absences: from a call in which ranks differ",
         "absences: late for a call",
         "absences: late for a call in which ranks differ",
+        "absences: the rank that differs is late",
         "acknowledgements that were kept back",
         "breaches",
         "calls in chunks",

@@ -82,7 +82,7 @@ impl Group {
         }
     }
 
-    /// Of those who do not differ at least one calls in time.
+    /// Of those who do not differ at least one calls in time; the one that differs may call after all of them.
     pub(super) fn draw_absences(&mut self, rng: &mut Rng, call: usize) {
         let Some((_, odd, _)) = self.mismatch else { return };
         let members = self.members();
@@ -95,6 +95,9 @@ impl Group {
             let rank = others.swap_remove(rng.below(others.len() as u64) as usize);
             let late = if one_in(rng, 2) { Some(lateness(rng)) } else { None };
             self.absences.push(Absence { rank, call, late });
+        }
+        if one_in(rng, 3) {
+            self.absences.push(Absence { rank: odd, call, late: Some(lateness(rng)) });
         }
     }
 
@@ -193,6 +196,17 @@ fn check(
     for (at, mismatch) in told {
         let what = group.check_difference(mismatch, &called, *at);
         wrong.extend(what.map(|what| format!("{mismatch:?} was told at {at}: {what}")));
+        // The only switch knew of these.
+        let is_known = |member: &&&Member| {
+            let since = called.get(&member.rank).filter(|_| member.rank != odd);
+            since.zip(limit(member)).is_some_and(|(&since, limit)| since + limit <= *at)
+        };
+        let is_clear = members.iter().filter(is_known).count() > 1;
+        if is_clear && group.tree.levels() == 1 && mismatch.rank != odd {
+            wrong.push(format!(
+                "{mismatch:?} was told at {at}: most are taken for those who differ"
+            ));
+        }
     }
     let difference = difference_since(odd, &called);
     for member in members {
@@ -243,7 +257,9 @@ mod tests {
         for (seed, mut group) in groups().enumerate() {
             let (call, odd, _) = group.mismatch.unwrap();
             group.draw_absences(&mut Rng::new(seed as u64), call);
-            assert!(group.absences.iter().all(|it| it.rank != odd && it.call == call));
+            assert!(group.absences.iter().all(|it| it.call == call));
+            group.absences.retain(|it| it.rank != odd || it.late.is_none());
+            assert!(group.absences.iter().all(|it| it.rank != odd));
             let mut ranks: Vec<u32> = group.absences.iter().map(|it| it.rank).collect();
             ranks.sort_unstable();
             ranks.dedup();

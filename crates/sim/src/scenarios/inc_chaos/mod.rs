@@ -118,6 +118,9 @@ fn outcomes(seed: u64, director: Director, network: &build::Network<'_>, bytes: 
         for absence in &group.absences {
             tally.one(match (absence.late, group.mismatch) {
                 (None, _) => "absences: from a call in which ranks differ",
+                (Some(_), Some((_, odd, _))) if odd == absence.rank => {
+                    "absences: the rank that differs is late"
+                }
                 (Some(_), Some(_)) => "absences: late for a call in which ranks differ",
                 (Some(_), None) => "absences: late for a call",
             });
