@@ -118,11 +118,13 @@ fn outcomes(seed: u64, director: Director, network: &build::Network<'_>, bytes: 
         for absence in &group.absences {
             tally.one(match (absence.late, group.mismatch) {
                 (None, _) => "absences: from a call in which ranks differ",
-                (Some(_), Some((_, odd, _))) if odd == absence.rank => {
+                (Some(_), Some((call, odd, _))) if (call, odd) == (absence.call, absence.rank) => {
                     "absences: the rank that differs is late"
                 }
-                (Some(_), Some(_)) => "absences: late for a call in which ranks differ",
-                (Some(_), None) => "absences: late for a call",
+                (Some(_), Some((call, ..))) if call == absence.call => {
+                    "absences: late for a call in which ranks differ"
+                }
+                (Some(_), _) => "absences: late for a call",
             });
         }
         if !group.several.is_empty() {
