@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use millstream_inc::plan::FanIn;
 use millstream_inc::{
-    Abort, CommunicatorCounts, CommunicatorSpec, CreateError, Created, ParentSpec,
+    Abort, CommunicatorCounts, CommunicatorSpec, CreateError, Created, MAX_QUEUE_PAIRS, ParentSpec,
     PreparedCommunicator, SwitchConfig, SwitchEvent, SwitchNode,
 };
 use millstream_net::{
@@ -100,6 +101,13 @@ impl DataPlane {
         let budget = progress.shared().socket_info().receive_budget();
         progress.shared().lock_regardless().set_receive_budget(budget);
         Ok(progress)
+    }
+
+    /// Queue pairs that its communicators can have. One that finds no room in any of several shards may leave some of each
+    /// unused.
+    pub(crate) fn queue_pairs(&self) -> usize {
+        let shards = self.shards.len();
+        shards * MAX_QUEUE_PAIRS - (shards - 1) * FanIn::MAX.get() as usize
     }
 
     pub(crate) fn address(&self) -> IpAddr {

@@ -321,7 +321,11 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
     fn introduction(&self) -> Vec<ToController> {
         let (name, address) = (self.config.name.clone(), self.data_plane.address());
         let NodeConfig { max_communicators, max_memory, .. } = self.config.node;
-        let limits = SwitchLimits { communicators: max_communicators, memory_bytes: max_memory };
+        let limits = SwitchLimits {
+            communicators: max_communicators,
+            memory_bytes: max_memory,
+            queue_pairs: self.data_plane.queue_pairs(),
+        };
         self.nodes.introduction(name, address, limits)
     }
 

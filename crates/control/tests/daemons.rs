@@ -80,7 +80,7 @@ impl Peer {
 
 /// What a switch of the default limits says first.
 fn register(address: IpAddr) -> ToController {
-    let limits = SwitchLimits { communicators: 64, memory_bytes: 1 << 30 };
+    let limits = SwitchLimits { communicators: 64, memory_bytes: 1 << 30, queue_pairs: 4096 };
     ToController::Register { name: "s".to_owned(), address, limits, presence: Presence::default() }
 }
 

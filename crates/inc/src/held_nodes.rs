@@ -204,7 +204,7 @@ mod tests {
     }
 
     fn introduction(nodes: &HeldNodes) -> Vec<ToController> {
-        let limits = SwitchLimits { communicators: 64, memory_bytes: 1 << 30 };
+        let limits = SwitchLimits { communicators: 64, ..SwitchLimits::NONE };
         nodes.introduction("s".into(), HERE, limits)
     }
 
@@ -225,7 +225,7 @@ mod tests {
         let presence = Presence { incarnation: 7, term: 5, held: 1 };
         let below = vec![SwitchBelow { rank: 1, address: HERE }];
         let node = HeldNode { group: [1, 2], communicator: 3, children: 2, below, tree: 1 };
-        let limits = SwitchLimits { communicators: 64, memory_bytes: 1 << 30 };
+        let limits = SwitchLimits { communicators: 64, ..SwitchLimits::NONE };
         let register = ToController::Register { name: "s".into(), address: HERE, limits, presence };
         assert_eq!(introduction(&nodes), [register, ToController::Held { nodes: vec![node] }]);
     }

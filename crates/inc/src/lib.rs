@@ -77,6 +77,6 @@ pub use spec::{
 };
 pub use stripe::{MAX_TREES, Stripe};
 pub use switch::{
-    CommunicatorCounts, CreateError, Created, Edge, PortCounts, PreparedCommunicator, SwitchConfig,
-    SwitchEvent, SwitchNode, Uplink, packets_too_long,
+    CommunicatorCounts, CreateError, Created, Edge, MAX_QUEUE_PAIRS, PortCounts,
+    PreparedCommunicator, SwitchConfig, SwitchEvent, SwitchNode, Uplink, packets_too_long,
 };

@@ -280,6 +280,11 @@ fn control_bytes(children: usize, path_mtu: Mtu) -> usize {
     packets * path_mtu.bytes() + 2 * ABORT_BYTES
 }
 
+/// Queue pairs of a node with so many children: the root has no way up, but which node that will be is not always known.
+pub(crate) const fn node_queue_pairs(children: usize) -> usize {
+    children + 1
+}
+
 /// Bytes of memory that a node with so many children takes on a switch.
 pub(crate) fn node_bytes(
     children: usize,

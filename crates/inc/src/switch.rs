@@ -28,8 +28,8 @@ pub use serving::packets_too_long;
 /// nearly the same time cost few further messages.
 const FIRST_CALL_PATIENCE: Duration = Duration::from_millis(10);
 
-/// A node has a queue pair for each port, and an endpoint so many.
-const MAX_QUEUE_PAIRS: usize = 4096;
+/// A communicator has a queue pair for each port, and a switch so many.
+pub const MAX_QUEUE_PAIRS: usize = 4096;
 
 /// What a switch is made with.
 #[derive(Clone, Debug)]

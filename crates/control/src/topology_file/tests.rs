@@ -75,7 +75,13 @@ fn plan(text: &str, hosts: &[&str]) -> String {
     let hosts: Vec<IpAddr> = hosts.iter().map(|host| host.parse().unwrap()).collect();
     let state = |(index, _): (usize, _)| {
         let switch = SwitchId(topology.switches()[index].id);
-        Some(SwitchState { switch, nodes: 0, free_nodes: 64, free_bytes: 1 << 30 })
+        Some(SwitchState {
+            switch,
+            nodes: 0,
+            free_nodes: 64,
+            free_bytes: 1 << 30,
+            free_queue_pairs: 4096,
+        })
     };
     let switches: Vec<_> = topology.switches().iter().enumerate().map(state).collect();
     let users = vec![0; topology.links().len()];

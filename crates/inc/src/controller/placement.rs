@@ -15,7 +15,7 @@ use super::{Controller, ControllerConfig, GroupId, Output, Switch};
 use crate::plan::{Candidate, Forest, PlanOptions, SwitchId, Tree};
 use crate::protocol::{FromController, HostsTrees, Refusal, shortened};
 use crate::slots::MAX_CHILDREN;
-use crate::spec::node_bytes;
+use crate::spec::{node_bytes, node_queue_pairs};
 use crate::topology::{Demand, LinkIndex, PlaceError, SwitchIndex, SwitchState, Topology};
 
 /// How many trees of a group may be refused before it ends.
@@ -40,13 +40,15 @@ enum NoTree {
 struct Taken {
     nodes: usize,
     bytes: u64,
+    queue_pairs: usize,
 }
 
 impl Taken {
-    /// For one more node.
-    fn add(&mut self, bytes: u64) {
+    /// For one more node, with so many children.
+    fn add(&mut self, children: usize, bytes: u64) {
         self.nodes += 1;
         self.bytes = self.bytes.saturating_add(bytes);
+        self.queue_pairs += node_queue_pairs(children);
     }
 }
 
@@ -201,7 +203,8 @@ impl Controller {
                 Err(error) => return Err(error),
             };
             for place in tree.nodes() {
-                taken.entry(place.switch).or_default().add(self.node_bytes(place.children.len()));
+                let children = place.children.len();
+                taken.entry(place.switch).or_default().add(children, self.node_bytes(children));
             }
             its_links.iter().for_each(|&link| users[link] += 1);
             trees.push(tree);
@@ -231,6 +234,7 @@ impl Controller {
                 nodes: taken.nodes,
                 free_nodes: switch.limits.communicators.saturating_sub(taken.nodes),
                 free_bytes: switch.limits.memory_bytes.saturating_sub(taken.bytes),
+                free_queue_pairs: switch.limits.queue_pairs.saturating_sub(taken.queue_pairs),
             };
             (switch.place, state)
         });
@@ -259,9 +263,11 @@ impl Controller {
         number: usize,
     ) -> Result<Choice, NoTree> {
         let options = PlanOptions { fan_in: self.config.fan_in, hosts };
-        let most = self.node_bytes(options.fan_in.get() as usize).max(1);
+        let children = options.fan_in.get() as usize;
+        let most = (self.node_bytes(children).max(1), node_queue_pairs(children));
         let candidate = |state: &SwitchState| {
-            let free = state.free_nodes.min((state.free_bytes / most) as usize);
+            let free = state.free_nodes.min((state.free_bytes / most.0) as usize);
+            let free = free.min(state.free_queue_pairs / most.1);
             Candidate { switch: state.switch, communicators: state.nodes, free }
         };
         let mut candidates: Vec<Candidate> = states.iter().map(candidate).collect();
@@ -288,14 +294,17 @@ impl Controller {
         };
         match error {
             PlaceError::Missing(missing) => NoTree::Yet(Some(names(topology, &missing))),
-            PlaceError::Full { switch, nodes, bytes } => {
+            PlaceError::Full { switch, nodes, bytes, queue_pairs } => {
                 let state = switches.get(switch).copied().flatten();
-                let (free_nodes, free_bytes) =
-                    state.map_or((0, 0), |state| (state.free_nodes, state.free_bytes));
+                let free = |state: SwitchState| {
+                    (state.free_nodes, state.free_bytes, state.free_queue_pairs)
+                };
+                let (free_nodes, free_bytes, free_queue_pairs) = state.map_or((0, 0, 0), free);
                 let switch = topology.describe(switch);
                 refused(format!(
-                    "switch {switch} would serve {nodes} nodes of its tree with {bytes} bytes, and has room \
-                     for {free_nodes} with {free_bytes} bytes; no other tree has room"
+                    "switch {switch} would serve {nodes} nodes of its tree with {bytes} bytes and \
+                     {queue_pairs} queue pairs, and has room for {free_nodes} with {free_bytes} bytes and \
+                     {free_queue_pairs} queue pairs; no other tree has room"
                 ))
             }
             error => refused(error.to_string()),
@@ -305,27 +314,27 @@ impl Controller {
     /// What all switches have been asked for by other groups, and what is ending on them.
     fn taken(&self, id: GroupId) -> HashMap<SwitchId, Taken> {
         let mut taken: HashMap<SwitchId, Taken> = HashMap::new();
-        let mut add = |switch: SwitchId, bytes: u64| {
-            taken.entry(switch).or_default().add(bytes);
+        let mut add = |switch: SwitchId, children: usize| {
+            taken.entry(switch).or_default().add(children, self.node_bytes(children));
         };
         for (_, group) in self.groups.iter().filter(|&(&other, _)| other != id) {
             let places = group.trees.iter().flat_map(Forest::nodes);
             for (index, place) in places.enumerate() {
                 // What is gone is ending, or told to.
                 if group.nodes.get(index).is_none_or(|node| node.step != Step::Gone) {
-                    add(place.switch, self.node_bytes(place.children.len()));
+                    add(place.switch, place.children.len());
                 }
             }
         }
         for held in self.held.values() {
-            add(held.switch, self.node_bytes(held.children));
+            add(held.switch, held.children);
         }
         let ending: HashSet<(SwitchId, u64)> =
             self.ending.iter().map(|&(_, switch, communicator)| (switch, communicator)).collect();
         for (switch, communicator) in ending {
             let there = self.switches.get(&switch);
             if there.is_some_and(|switch| switch.communicators.contains_key(&communicator)) {
-                add(switch, self.node_bytes(MAX_CHILDREN));
+                add(switch, MAX_CHILDREN);
             }
         }
         taken

@@ -318,11 +318,19 @@ pub struct SwitchLimits {
     pub communicators: usize,
     /// Bytes of their slots and queues.
     pub memory_bytes: u64,
+    /// Their ports, each of which has a queue pair: a child, or the way up. A switch that does not say it has enough.
+    #[serde(default = "SwitchLimits::enough")]
+    pub queue_pairs: usize,
 }
 
 impl SwitchLimits {
     /// More than any controller asks for.
-    pub const NONE: Self = Self { communicators: u32::MAX as usize, memory_bytes: 1 << 52 };
+    pub const NONE: Self =
+        Self { communicators: Self::enough(), memory_bytes: 1 << 52, queue_pairs: Self::enough() };
+
+    const fn enough() -> usize {
+        u32::MAX as usize
+    }
 }
 
 /// What tells a group from all others, those of its name included, drawn when it is made.
@@ -770,6 +778,17 @@ mod tests {
         ] {
             assert_eq!(serde_json::to_string(&options).unwrap(), text);
             assert_eq!(serde_json::from_str::<CommunicatorOptions>(text).unwrap(), options);
+        }
+    }
+
+    #[test]
+    fn a_switch_that_says_nothing_of_queue_pairs_has_enough() {
+        for (text, queue_pairs) in [
+            (r#"{"communicators":1,"memory_bytes":2}"#, SwitchLimits::NONE.queue_pairs),
+            (r#"{"communicators":1,"memory_bytes":2,"queue_pairs":3}"#, 3),
+        ] {
+            let limits: SwitchLimits = serde_json::from_str(text).unwrap();
+            assert_eq!(limits, SwitchLimits { communicators: 1, memory_bytes: 2, queue_pairs });
         }
     }
 

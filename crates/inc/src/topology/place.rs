@@ -19,7 +19,7 @@ use thiserror::Error;
 
 use super::{LinkIndex, Lower, SwitchIndex, Topology};
 use crate::plan::{FanIn, MAX_DEPTH, SwitchId, Tree, TreeError};
-use crate::spec::node_bytes;
+use crate::spec::{node_bytes, node_queue_pairs};
 use paths::Paths;
 
 /// A switch of the network that is there, and what it can still take.
@@ -33,6 +33,8 @@ pub struct SwitchState {
     pub free_nodes: usize,
     /// How many bytes of slots and queues it has left.
     pub free_bytes: u64,
+    /// How many queue pairs: a node has one for each child, and one for the way up.
+    pub free_queue_pairs: usize,
 }
 
 /// What is to be placed, and what is there.
@@ -90,6 +92,8 @@ pub enum PlaceError {
         nodes: usize,
         /// How many bytes they would take.
         bytes: u64,
+        /// How many queue pairs they would have.
+        queue_pairs: usize,
     },
     /// What was planned is no tree: a defect of the planner.
     #[error(transparent)]
@@ -109,6 +113,7 @@ struct Share {
     switches: Vec<SwitchIndex>,
     nodes: usize,
     bytes: u64,
+    queue_pairs: usize,
 }
 
 /// A tree that could be.
@@ -186,8 +191,8 @@ impl Topology {
                 return self.build(demand, &draft);
             };
             usable[switch] = false;
-            let Share { nodes, bytes, .. } = *share;
-            first_full.get_or_insert(PlaceError::Full { switch, nodes, bytes });
+            let Share { nodes, bytes, queue_pairs, .. } = *share;
+            first_full.get_or_insert(PlaceError::Full { switch, nodes, bytes, queue_pairs });
         }
         Err(first_full.unwrap_or(PlaceError::Apart))
     }
@@ -300,15 +305,13 @@ impl Topology {
             }
             depth = depth.max(below);
             share.nodes = levels.iter().sum();
-            share.bytes = levels
-                .iter()
-                .zip([children].iter().chain(&levels))
-                .map(|(&nodes, &children)| {
-                    let most = children.div_ceil(nodes);
-                    nodes as u64
-                        * node_bytes(most, true, demand.segment_bytes, demand.window, Mtu::B4096)
-                })
-                .sum();
+            (share.bytes, share.queue_pairs) = (0, 0);
+            for (&nodes, &children) in levels.iter().zip([children].iter().chain(&levels)) {
+                let most = children.div_ceil(nodes);
+                let bytes = node_bytes(most, true, demand.segment_bytes, demand.window, Mtu::B4096);
+                share.bytes += nodes as u64 * bytes;
+                share.queue_pairs += nodes * node_queue_pairs(most);
+            }
             next.extend(share.switches.iter().map(|&below_it| (below_it, below)));
         }
         let nodes = shares.values().map(|share| share.nodes).sum();
@@ -368,5 +371,7 @@ fn is_lacking(demand: &Demand<'_>, switch: SwitchIndex) -> bool {
 }
 
 fn has_room(state: &SwitchState, share: &Share) -> bool {
-    share.nodes <= state.free_nodes && share.bytes <= state.free_bytes
+    share.nodes <= state.free_nodes
+        && share.bytes <= state.free_bytes
+        && share.queue_pairs <= state.free_queue_pairs
 }

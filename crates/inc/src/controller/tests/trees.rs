@@ -494,10 +494,17 @@ fn when_all_switches_refuse_the_group_ends_and_nothing_is_left() {
 #[test]
 fn a_switch_is_asked_for_no_more_than_it_has_room_for() {
     let mut world = World::new();
-    let limits = |communicators, memory_bytes| SwitchLimits { communicators, memory_bytes };
-    for (number, limits) in
-        [(1, limits(1, 1 << 40)), (2, limits(9, 30 << 20)), (3, limits(9, 1 << 20))]
-    {
+    let limits = |communicators, memory_bytes, queue_pairs| SwitchLimits {
+        communicators,
+        memory_bytes,
+        queue_pairs,
+    };
+    for (number, limits) in [
+        (1, limits(1, 1 << 40, 4096)),
+        (2, limits(9, 30 << 20, 4096)),
+        (3, limits(9, 1 << 20, 4096)),
+        (4, limits(9, 1 << 40, 68)),
+    ] {
         let (connection, address) = (connection(number), address(number));
         world.connect(connection);
         let name = format!("s{number}");
@@ -507,8 +514,8 @@ fn a_switch_is_asked_for_no_more_than_it_has_room_for() {
         );
     }
     // One fits the first, two the second; the third has memory for none, so that the fewest nodes decide whom
-    // to ask.
-    let places: Vec<IpAddr> = (0..4)
+    // to ask. The fourth has queue pairs for a node with 64 children, and is asked for two, which have one each.
+    let places: Vec<IpAddr> = (0..6)
         .map(|number: u64| {
             let host = world.join(100 + number, &format!("g{number}"), 1, 0);
             match world.heard(host)[..] {
@@ -517,7 +524,7 @@ fn a_switch_is_asked_for_no_more_than_it_has_room_for() {
             }
         })
         .collect();
-    assert_eq!(places, [1, 2, 2, 3].map(address));
+    assert_eq!(places, [1, 2, 4, 2, 4, 3].map(address));
 }
 
 #[test]

@@ -24,7 +24,13 @@ impl Net {
         let topology = Topology::new(entries).unwrap();
         let state = |index| {
             let switch = SwitchId(index);
-            Some(SwitchState { switch, nodes: 0, free_nodes: 64, free_bytes: 1 << 30 })
+            Some(SwitchState {
+                switch,
+                nodes: 0,
+                free_nodes: 64,
+                free_bytes: 1 << 30,
+                free_queue_pairs: 4096,
+            })
         };
         let states = (0..entries.len() as u64).map(state).collect();
         let users = vec![0; topology.links().len()];
@@ -156,7 +162,18 @@ fn a_switch_that_is_not_there_or_has_no_room_is_gone_around() {
     let mut net = Net::new(&fat_tree());
     net.state(2).free_bytes = 0;
     let error = net.place(&HOSTS.map(ip)).unwrap_err();
-    assert!(matches!(error, PlaceError::Full { switch: 2, nodes: 1, bytes } if bytes > 12 << 20));
+    assert!(
+        matches!(error, PlaceError::Full { switch: 2, nodes: 1, bytes, .. } if bytes > 12 << 20)
+    );
+    // Two hosts and the way up.
+    for (free_queue_pairs, fits) in [(2, false), (3, true)] {
+        let mut net = Net::new(&fat_tree());
+        net.state(2).free_queue_pairs = free_queue_pairs;
+        match net.place(&HOSTS.map(ip)) {
+            Err(PlaceError::Full { switch: 2, nodes: 1, queue_pairs: 3, .. }) => assert!(!fits),
+            placed => assert!(fits && placed.is_ok(), "{placed:?}"),
+        }
+    }
 }
 
 #[test]

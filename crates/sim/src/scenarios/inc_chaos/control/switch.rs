@@ -5,7 +5,8 @@ use core::time::Duration;
 
 use millstream_inc::protocol::{Commanded, FromController, SwitchLimits, ToController};
 use millstream_inc::{
-    Abort, CommunicatorSpec, HeldNodes, ParentSpec, SwitchConfig, SwitchEvent, SwitchNode,
+    Abort, CommunicatorSpec, HeldNodes, MAX_QUEUE_PAIRS, ParentSpec, SwitchConfig, SwitchEvent,
+    SwitchNode,
 };
 use millstream_roce::{IcrcCheck, Instant};
 
@@ -42,7 +43,8 @@ impl Switch {
     }
 
     fn introduction(&self, name: String, address: IpAddr) -> Vec<ToController> {
-        let limits = SwitchLimits { communicators: 64, memory_bytes: 1 << 30 };
+        let limits =
+            SwitchLimits { communicators: 64, memory_bytes: 1 << 30, queue_pairs: MAX_QUEUE_PAIRS };
         self.nodes.introduction(name, address, limits)
     }
 }
