@@ -145,6 +145,13 @@ impl Director {
                 if let On::Mismatch { mismatch, .. } = event {
                     self.told[group].push((network.now(), mismatch));
                 }
+                if let On::Violation { rank, violation, .. } = event
+                    && self.world.groups[group].breaks_nothing()
+                {
+                    let text =
+                        format!("rank {rank} of communicator {group}, where all keep the protocol");
+                    network.violate(format!("{violation:?} was said of {text}"));
+                }
                 if let On::Aborted { abort, .. } = event {
                     self.said[group].get_or_insert(abort);
                     self.end_of_node(network, machine, communicator);

@@ -421,6 +421,11 @@ impl Group {
         }
     }
 
+    /// Whether all of its ranks keep the protocol.
+    pub(super) const fn breaks_nothing(&self) -> bool {
+        self.rude.is_none() && self.plain.is_none()
+    }
+
     /// Whether some rank may wait for what is not to come.
     pub(super) const fn may_wait(&self) -> bool {
         matches!(self.rude, Some((_, Rudeness::SegmentBytes | Rudeness::Rank)))
