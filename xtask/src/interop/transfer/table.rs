@@ -6,9 +6,9 @@ use anyhow::{Result, bail};
 pub(super) const ALWAYS: &[&str] = &[
     "cut_links::a_batch_goes_on_when_a_link_here_is_cut",
     "ending::a_canceled_write_does_not_arrive_later",
-    "failures::a_peer_that_dies_half_way_fails_the_task_and_is_named",
-    "failures::a_peer_whose_queue_pair_does_not_answer_is_gone",
-    "failures::memory_that_a_peer_took_back_fails_only_the_tasks_that_use_it",
+    "failures::gone::a_peer_that_dies_half_way_fails_the_task_and_is_named",
+    "failures::gone::memory_that_a_peer_took_back_fails_only_the_tasks_that_use_it",
+    "failures::silence::a_peer_whose_queue_pair_does_not_answer_is_gone",
     "fences::nothing_arrives_after_a_fence_was_confirmed",
     "rdma::nothing_beyond_a_request_is_touched",
     "rdma::several_devices_share_the_work",
