@@ -1,91 +1,34 @@
 //! The endpoint: one device's queue pairs, completion queues and memory, and who gets what.
 
+mod node;
+mod posting;
+mod shared;
+
 use std::collections::VecDeque;
 
-use millstream_wire::{Bth, Mtu, Opcode, Operation, Packet, ParseError, Psn, Qpn, Reth};
+use millstream_wire::{Mtu, Psn, Qpn};
 
+pub(crate) use self::shared::Shared;
 use crate::Instant;
 use crate::attributes::{Attribute, ModifyError, QueuePairAttributes, QueuePairState};
 use crate::budget::{ReceiveBudget, cost};
-use crate::completion::{
-    Completion, CompletionQueue, CompletionQueueId, CompletionStatus, MAX_COMPLETIONS,
-};
-use crate::config::{EndpointConfig, QueuePairCapabilities, QueuePairConfig, Transport};
-use crate::counters::{Baseline, Counters, QueuePairCounters};
-use crate::error::{CreateError, PostError};
+use crate::completion::{Completion, CompletionQueue, CompletionQueueId, MAX_COMPLETIONS};
+use crate::config::{EndpointConfig, QueuePairCapabilities, QueuePairConfig};
+use crate::counters::{Counters, QueuePairCounters};
+use crate::error::CreateError;
 use crate::events::{AsyncEvent, Events};
 use crate::icrc_check::Solvers;
 use crate::inline::MAX_INLINE;
 use crate::memory::Memory;
-use crate::node::{DatagramMeta, Node, Transmit};
 use crate::notifications::Notifications;
 use crate::numbers::{INDEX_BITS, Numbers};
 use crate::queue_pair::QueuePair;
 use crate::receives::{Receives, SharedReceiveQueues};
 use crate::requester::window_limit;
 use crate::timers::Timers;
-use crate::work::{Piece, ReceiveRequest, SendRequest};
 
 /// Packets that one queue pair sends before the next has its turn: what a segmented send holds.
 pub(crate) const BURST: u32 = 16;
-
-/// What queue pairs share.
-#[derive(Debug)]
-pub(crate) struct Shared<M> {
-    pub(crate) config: EndpointConfig,
-    pub(crate) memory: M,
-    pub(crate) counters: Counters,
-    pub(crate) budget: ReceiveBudget,
-    completion_queues: Vec<Option<CompletionQueue>>,
-    pub(crate) receive_queues: SharedReceiveQueues,
-    events: Events,
-    notifications: Notifications,
-    /// Some completion queue lost a completion.
-    overrun: bool,
-}
-
-impl<M> Shared<M> {
-    pub(crate) fn complete(&mut self, queue: CompletionQueueId, completion: Completion) {
-        self.complete_receive(queue, completion, false);
-    }
-
-    /// With whether the sender asked for a solicited event.
-    pub(crate) fn complete_receive(
-        &mut self,
-        queue: CompletionQueueId,
-        completion: Completion,
-        solicited: bool,
-    ) {
-        let solicits = solicited || completion.status != CompletionStatus::Success;
-        self.notifications.completed(queue, solicits);
-        let queue_entry = self.completion_queues.get_mut(queue.0 as usize);
-        if let Some(Some(entry)) = queue_entry
-            && !entry.push(completion, solicited)
-        {
-            self.overrun = true;
-            self.event(AsyncEvent::CompletionQueueOverrun(queue));
-        }
-    }
-
-    /// Whether a completion queue lost a completion.
-    fn is_overrun(&self, queue: CompletionQueueId) -> bool {
-        let entry = self.completion_queues.get(queue.0 as usize).and_then(Option::as_ref);
-        entry.is_some_and(CompletionQueue::is_overrun)
-    }
-
-    /// Completions that wait, and the room for them.
-    pub(crate) fn completion_usage(&self) -> (usize, usize) {
-        let queues = || self.completion_queues.iter().flatten();
-        (queues().map(CompletionQueue::len).sum(), queues().map(CompletionQueue::capacity).sum())
-    }
-
-    pub(crate) fn event(&mut self, event: AsyncEvent) {
-        self.notifications.events = true;
-        if !self.events.push(event) {
-            self.counters.events_lost += 1;
-        }
-    }
-}
 
 /// One RoCEv2 device as a state machine. See the crate's documentation for how to drive it.
 #[derive(Debug)]
@@ -347,121 +290,6 @@ impl<M: Memory> Endpoint<M> {
         Ok(())
     }
 
-    /// Appends a request to the send queue.
-    pub fn post_send<P: AsRef<[Piece]>>(
-        &mut self,
-        now: Instant,
-        qpn: Qpn,
-        request: &SendRequest<P>,
-    ) -> Result<(), PostError> {
-        self.post_sends(now, qpn, core::slice::from_ref(request)).map_err(|(_, error)| error)
-    }
-
-    /// Appends requests to the send queue, in order. On error, the number that were accepted
-    /// before the one that was not.
-    pub fn post_sends<P: AsRef<[Piece]>>(
-        &mut self,
-        _now: Instant,
-        qpn: Qpn,
-        requests: &[SendRequest<P>],
-    ) -> Result<(), (usize, PostError)> {
-        let index = self.index(qpn).ok_or((0, PostError::Unknown(qpn)))?;
-        let mut requests = requests.iter().enumerate();
-        let posted = requests.try_for_each(|(position, request)| {
-            self.post(index, &request.borrowed(), None).map_err(|error| (position, error))
-        });
-        if !matches!(posted, Err((0, _))) {
-            self.after_change(index);
-        }
-        posted
-    }
-
-    /// Appends a request to the send queue that brings its bytes along, and has no pieces. They are
-    /// copied, and need no region.
-    pub fn post_send_inline<P: AsRef<[Piece]>>(
-        &mut self,
-        _now: Instant,
-        qpn: Qpn,
-        request: &SendRequest<P>,
-        bytes: &[u8],
-    ) -> Result<(), PostError> {
-        let index = self.index(qpn).ok_or(PostError::Unknown(qpn))?;
-        let limit = self.queue_pairs[index].as_ref().map_or(0, |p| p.capabilities.max_inline);
-        request.check_inline(qpn, bytes, limit)?;
-        self.post(index, &request.borrowed(), Some(bytes))?;
-        self.after_change(index);
-        Ok(())
-    }
-
-    /// Appends a request to the send queue of the queue pair at this index; `after_change` must
-    /// follow.
-    fn post(
-        &mut self,
-        index: usize,
-        request: &SendRequest<&[Piece]>,
-        inline: Option<&[u8]>,
-    ) -> Result<(), PostError> {
-        // Whoever gives the index has looked it up.
-        let Some(pair) = self.queue_pairs[index].as_mut() else { return Ok(()) };
-        let shared = &mut self.shared;
-        let (qpn, state) = (pair.qpn, pair.state);
-        if !state.takes_sends() {
-            return Err(PostError::State { qpn, state });
-        }
-        if pair.transport == Transport::UnreliableDatagram {
-            return pair.post_datagram(shared, request, inline);
-        }
-        if request.datagram.is_some() {
-            return Err(PostError::DestinationNotAllowed(qpn));
-        }
-        request.check_pieces()?;
-        let (length, limit) = (request.length(), shared.config.max_message_length);
-        if length > limit.into() {
-            return Err(PostError::TooLong { length, limit });
-        }
-        if pair.requester.is_full() {
-            return Err(PostError::QueueFull { limit: pair.capabilities.max_send_requests });
-        }
-        request.operation.check_atomic(length)?;
-        let fetches = request.operation.fetches();
-        if fetches && pair.requester.initiator_depth == 0 && state.sends() {
-            return Err(PostError::NoReads(qpn));
-        }
-        let allowed = |piece: &Piece| {
-            piece.length == 0 || shared.memory.check_local(pair.domain, piece, fetches).is_ok()
-        };
-        let broken = !request.pieces.iter().all(allowed);
-        pair.requester.post(request, length, inline, pair.path.mtu, broken);
-        if state == QueuePairState::Error {
-            // IBTA 10.8.3.1: accepted, and flushed at once.
-            while let Some(work) = pair.requester.take_oldest() {
-                let completion = work.completion(qpn, CompletionStatus::Flushed);
-                shared.complete(pair.send_completions, completion);
-            }
-        }
-        Ok(())
-    }
-
-    /// Appends a request to the receive queue.
-    pub fn post_receive<P: AsRef<[Piece]>>(
-        &mut self,
-        qpn: Qpn,
-        request: &ReceiveRequest<P>,
-    ) -> Result<(), PostError> {
-        let index = self.index(qpn).ok_or(PostError::Unknown(qpn))?;
-        let Some(pair) = self.queue_pairs[index].as_mut() else {
-            return Err(PostError::Unknown(qpn));
-        };
-        if pair.state == QueuePairState::Reset {
-            return Err(PostError::State { qpn, state: pair.state });
-        }
-        pair.responder.receives.post(qpn, &request.borrowed())?;
-        if pair.state == QueuePairState::Error {
-            pair.flush_receives(&mut self.shared);
-        }
-        Ok(())
-    }
-
     /// Moves up to `limit` completions from a queue to the end of `out`; returns how many.
     pub fn poll_completions(
         &mut self,
@@ -484,7 +312,8 @@ impl<M: Memory> Endpoint<M> {
     }
 
     /// Whether a completion waits in a queue that raises a solicited event: of a receive whose
-    /// sender asked for one ([`SendRequest::solicited`]), or of a request that failed (IBTA 11.4.2.2).
+    /// sender asked for one ([`SendRequest::solicited`](crate::SendRequest::solicited)), or of a request that failed
+    /// (IBTA 11.4.2.2).
     pub fn solicited_waiting(&self, queue: CompletionQueueId) -> bool {
         match self.shared.completion_queues.get(queue.0 as usize) {
             Some(Some(queue)) => queue.has_solicited(),
@@ -558,175 +387,11 @@ impl<M: Memory> Endpoint<M> {
         self.arm(index);
     }
 
-    /// Puts the queue pair that has waited longest for the receive budget on the ready list, when
-    /// there is room for what it wants.
-    fn call_waiting(&mut self) {
-        let budget = &self.shared.budget;
-        let Some(index) = budget.first_waiting() else { return };
-        if let Some(pair) = &mut self.queue_pairs[index as usize]
-            && !pair.ready
-            && pair.requester.turn.waits_for.is_some_and(|bytes| budget.has_room(bytes))
-        {
-            pair.ready = true;
-            self.ready.push_back(index);
-        }
-    }
-
-    /// Flushes what queue pairs have written; whether that was nothing, or went well. Whose packets did not
-    /// get where they belong, that queue pair fails.
-    fn flush(&mut self) -> bool {
-        let Some((index, responses)) = self.unflushed.take() else { return true };
-        let index = index as usize;
-        let Some(pair) = self.queue_pairs[index].as_mut() else { return true };
-        let flushed = match responses {
-            false => pair.flush_requests(&mut self.shared),
-            true => self.shared.memory.flush().is_ok(),
-        };
-        if !flushed {
-            if responses {
-                pair.fail_fatally(&mut self.shared, Some(CompletionStatus::LocalProtection));
-            }
-            self.after_change(index);
-        }
-        flushed
-    }
-
     fn arm(&mut self, index: usize) {
         if let Some(pair) = &self.queue_pairs[index]
             && let Some(deadline) = pair.deadline()
         {
             self.timers.arm(index as u32, deadline);
         }
-    }
-}
-
-impl<M: Memory> Node for Endpoint<M> {
-    fn expect(&self, datagram: &[u8]) {
-        if let Some((bth, rest)) = datagram.split_first_chunk::<{ Bth::LENGTH }>()
-            && let Ok(opcode) = Opcode::from_byte(bth[0])
-            && opcode.has_reth()
-            && opcode.operation() == Operation::Write
-            && let Ok(reth) = Reth::parse(rest)
-        {
-            // The payload, and what may follow it, as a pad and the ICRC.
-            let payload = (rest.len() - Reth::LENGTH) as u64;
-            let length = payload.min(reth.dma_length.into());
-            self.shared.memory.expect(reth.remote_key, reth.virtual_address, length);
-        }
-    }
-
-    fn handle_datagram(&mut self, now: Instant, meta: &DatagramMeta, datagram: &[u8]) {
-        self.shared.counters.packets_received += 1;
-        let packet = match Packet::parse(datagram) {
-            Ok(packet) => packet,
-            Err(ParseError::UnknownOpcode(_)) => {
-                self.shared.counters.dropped_opcode += 1;
-                return;
-            }
-            Err(_) => {
-                self.shared.counters.dropped_malformed += 1;
-                return;
-            }
-        };
-        let Some(index) = self.admit(meta, datagram, &packet) else { return };
-        if let Some(pair) = self.queue_pairs[index].as_mut() {
-            pair.counters.packets_received += 1;
-        }
-        let source = (index as u32, packet.opcode.is_response());
-        if let Some(unflushed) = self.unflushed.filter(|&unflushed| unflushed != source)
-            && !self.flush()
-            && unflushed.0 == source.0
-        {
-            // Its queue pair has just failed.
-            return;
-        }
-        let Some(pair) = self.queue_pairs[index].as_mut() else { return };
-        if packet.opcode.operation() == Operation::CongestionNotification {
-            self.shared.counters.congestion_notifications += 1;
-            pair.congestion.notified(now);
-            return;
-        }
-        let reliable = pair.transport == Transport::ReliableConnection;
-        if meta.congestion_experienced && reliable && !packet.payload.is_empty() {
-            pair.congestion.marked(now);
-        }
-        let before = Baseline::of(&self.shared.counters);
-        pair.communicate(&mut self.shared);
-        if packet.opcode.has_deth() {
-            pair.receive_datagram(&mut self.shared, meta, datagram.len(), &packet);
-        } else if packet.opcode.is_response() {
-            pair.handle_response(now, &mut self.shared, &packet);
-        } else {
-            pair.handle_request(now, &mut self.shared, &packet);
-        }
-        pair.counters.add_since(&before, &self.shared.counters);
-        self.unflushed = (!self.shared.memory.is_flushed()).then_some(source);
-        self.after_change(index);
-    }
-
-    fn handle_timeout(&mut self, now: Instant) {
-        self.flush();
-        self.shared.memory.unstage();
-        while let Some(index) = self.timers.pop_due(now) {
-            let index = index as usize;
-            let Some(pair) = self.queue_pairs[index].as_mut() else { continue };
-            if pair.deadline().is_some_and(|deadline| deadline <= now) {
-                pair.congestion.wait_is_over(now);
-                pair.complete_datagrams(&mut self.shared);
-                pair.acknowledge_if_due(now, &mut self.shared);
-                let before = Baseline::of(&self.shared.counters);
-                pair.handle_deadline(now, &mut self.shared);
-                pair.counters.add_since(&before, &self.shared.counters);
-                self.after_change(index);
-            } else {
-                self.arm(index);
-            }
-        }
-    }
-
-    fn poll_timeout(&mut self) -> Option<Instant> {
-        let pairs = &self.queue_pairs;
-        let pair = |index: u32| pairs.get(index as usize)?.as_ref();
-        self.timers.earliest(|index| pair(index)?.deadline())
-    }
-
-    fn poll_transmit(&mut self, now: Instant, transmit: &mut Transmit) -> bool {
-        loop {
-            self.call_waiting();
-            let Some(&index) = self.ready.front() else { return false };
-            let Some(pair) = self.queue_pairs[index as usize].as_mut() else {
-                self.ready.pop_front();
-                continue;
-            };
-            pair.requester.turn.asked = false;
-            let before = Baseline::of(&self.shared.counters);
-            let sent = pair.transmit(now, &mut self.shared, transmit);
-            if !sent {
-                pair.ready = false;
-                // Nobody waits behind one that wants nothing now.
-                if !pair.requester.turn.asked {
-                    self.shared.budget.leave(index, &mut pair.requester.turn);
-                }
-                self.ready.pop_front();
-                self.burst = 0;
-                self.arm(index as usize);
-                continue;
-            }
-            transmit.source_qpn = pair.qpn;
-            self.shared.counters.packets_sent += 1;
-            pair.counters.packets_sent += 1;
-            pair.counters.add_since(&before, &self.shared.counters);
-            self.burst += 1;
-            if self.burst >= BURST {
-                self.burst = 0;
-                self.ready.rotate_left(1);
-            }
-            self.arm(index as usize);
-            return true;
-        }
-    }
-
-    fn bytes(&self, piece: &Piece) -> Option<&[u8]> {
-        self.shared.memory.bytes(piece).ok()
     }
 }
