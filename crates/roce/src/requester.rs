@@ -7,29 +7,24 @@
 //! request never reaches beyond one that the responder has seen.
 
 mod recovery;
+mod responses;
+mod sending;
 
 use std::collections::VecDeque;
 
 use core::time::Duration;
 
-use millstream_wire::{
-    ICRC_LENGTH, MAX_HEADER_LENGTH, Mtu, NakCode, Operation, Packet, Position, Psn, Qpn, Syndrome,
-};
+use millstream_wire::{Mtu, Position, Psn, Qpn};
 
+use crate::Instant;
 use crate::budget::{ReceiveBudget, Turn, cost};
 use crate::completion::{Completion, CompletionStatus};
-use crate::endpoint::{Shared, index_of};
 use crate::fetches::Fetches;
 use crate::inline::{InlineData, InlineSlot};
-use crate::memory::Memory;
 use crate::pieces::{PieceList, PieceRing};
-use crate::queue_pair::{QueuePair, header};
-use crate::request_packets::{Part, packet_of};
-use crate::responder::scatter;
 use crate::round_trip::RoundTrip;
 use crate::window::Window;
-use crate::work::{Piece, SendOperation, SendRequest, parts, parts_and_rest};
-use crate::{Instant, Transmit};
+use crate::work::{Piece, SendOperation, SendRequest};
 
 /// READ responses asked for by one request packet: a quarter of the largest window, within these
 /// bounds, of which the upper one is for the largest packets. That bounds how much one lost request
@@ -46,9 +41,6 @@ const ACKNOWLEDGE_INTERVAL: u64 = 16;
 /// 64 KiB at a time: so the first two of each message cost a call of their own. Of a WRITE of this
 /// length that is a fifth of the calls, and about what 16 bytes more in each packet cost too.
 const LONGEST_SPLIT: u64 = 128 << 10;
-
-/// A packet's bytes beside its payload, at most.
-const HEADERS: u64 = (MAX_HEADER_LENGTH + 3 + ICRC_LENGTH) as u64;
 
 #[derive(Debug)]
 pub(crate) struct Requester {
@@ -399,299 +391,5 @@ impl Requester {
             Some(timeout) if waiting => Some(now + self.round_trip.timeout(timeout)),
             _ => None,
         };
-    }
-}
-
-impl QueuePair {
-    /// Takes an answer to one of our requests.
-    pub(crate) fn handle_response<M: Memory>(
-        &mut self,
-        now: Instant,
-        shared: &mut Shared<M>,
-        packet: &Packet<'_>,
-    ) {
-        let psn = packet.bth.psn.extend(self.requester.unacknowledged);
-        // Answers to what was never sent (ghosts), and to what was answered before.
-        let outstanding = self.requester.unacknowledged..self.requester.sent;
-        if !outstanding.contains(&psn) {
-            shared.counters.dropped_response += 1;
-            return;
-        }
-        let syndrome = match packet.opcode.operation() {
-            Operation::ReadResponse | Operation::AtomicAcknowledge => {
-                self.data_arrived(now, shared, packet, psn);
-                return;
-            }
-            Operation::Acknowledge => packet.extended.aeth.map(|aeth| aeth.syndrome()),
-            _ => None,
-        };
-        match syndrome {
-            Some(Syndrome::Ack { .. }) => self.acknowledged(now, shared, psn + 1),
-            Some(Syndrome::Nak(NakCode::PsnSequenceError)) => {
-                shared.counters.naks_received += 1;
-                self.acknowledged(now, shared, psn);
-                self.requester.forget_recovery(now);
-                self.lost(now, shared, psn);
-            }
-            Some(Syndrome::ReceiverNotReady { timer }) => {
-                shared.counters.rnr_naks_received += 1;
-                self.acknowledged(now, shared, psn);
-                self.receiver_not_ready(now, shared, psn, timer);
-            }
-            Some(Syndrome::Nak(code)) => {
-                shared.counters.naks_received += 1;
-                self.acknowledged(now, shared, psn);
-                if self.requester.unacknowledged == psn {
-                    let status = match code {
-                        NakCode::InvalidRequest | NakCode::PsnSequenceError => {
-                            CompletionStatus::RemoteInvalidRequest
-                        }
-                        NakCode::RemoteAccessError => CompletionStatus::RemoteAccess,
-                        NakCode::RemoteOperationalError => CompletionStatus::RemoteOperational,
-                    };
-                    self.fail_fatally(shared, Some(status));
-                }
-            }
-            Some(Syndrome::Reserved(_)) | None => {
-                self.fail_fatally(shared, Some(CompletionStatus::BadResponse));
-            }
-        }
-    }
-
-    /// Everything before `end` has been executed; READs and atomic operations also need their data.
-    fn acknowledged<M: Memory>(&mut self, now: Instant, shared: &mut Shared<M>, end: u64) {
-        let before = self.requester.unacknowledged;
-        let mut missing = None;
-        while self.requester.unacknowledged < end {
-            let Some(work) = self.requester.queue.front() else { break };
-            if work.fetches() {
-                // Executed, but its data has not come: the response was lost.
-                missing = Some(self.requester.unacknowledged);
-                break;
-            }
-            let work_end = work.end();
-            self.requester.unacknowledged = end.min(work_end);
-            if self.requester.unacknowledged == work_end {
-                self.complete_oldest(shared);
-            }
-        }
-        let progress = self.requester.unacknowledged - before;
-        if progress > 0 {
-            self.requester.progress(now, progress, &mut shared.budget);
-        }
-        if let Some(psn) = missing {
-            self.lost(now, shared, psn);
-        }
-    }
-
-    fn complete_oldest<M: Memory>(&mut self, shared: &mut Shared<M>) {
-        if let Some(work) = self.requester.take_oldest() {
-            self.requester.cursor = self.requester.cursor.saturating_sub(1);
-            if work.signaled {
-                let completion = work.completion(self.qpn, CompletionStatus::Success);
-                shared.complete(self.send_completions, completion);
-            }
-        }
-    }
-
-    /// A request whose local memory is wrong fails once all before it are complete.
-    fn fail_broken<M: Memory>(&mut self, shared: &mut Shared<M>) {
-        if self.requester.queue.front().is_some_and(|work| work.broken) {
-            self.fail_fatally(shared, Some(CompletionStatus::LocalProtection));
-        }
-    }
-
-    /// Takes a packet of a READ response, or the answer to an atomic operation.
-    fn data_arrived<M: Memory>(
-        &mut self,
-        now: Instant,
-        shared: &mut Shared<M>,
-        packet: &Packet<'_>,
-        psn: u64,
-    ) {
-        // A response acknowledges all requests before its own.
-        let index = self.requester.queue.partition_point(|work| work.end() <= psn);
-        let Some(work) = self.requester.queue.get(index) else { return };
-        // An atomic operation is answered by one number, which becomes 8 bytes of this machine.
-        let original = packet.extended.atomic_ack.map(|ack| ack.original.to_ne_bytes());
-        let data = original.as_ref().map_or(packet.payload, <[u8; 8]>::as_slice);
-        if !work.fetches() || work.operation.is_atomic() != original.is_some() {
-            self.fail_fatally(shared, Some(CompletionStatus::BadResponse));
-            return;
-        }
-        let first = work.first;
-        self.acknowledged(now, shared, first);
-        if self.requester.unacknowledged != psn {
-            let missing = self.requester.unacknowledged;
-            self.lost(now, shared, missing);
-            self.requester.heard(now);
-            return;
-        }
-        // So all before it is complete.
-        let Some(work) = self.requester.queue.front() else { return };
-        let mtu = self.path.mtu.bytes() as u64;
-        let index = psn - first;
-        let offset = index * mtu;
-        let positive =
-            packet.extended.aeth.is_none_or(|aeth| matches!(aeth.syndrome(), Syndrome::Ack { .. }));
-        if data.len() as u64 != (work.length - offset).min(mtu)
-            || !self.requester.fits_chunk(packet.opcode.position(), index, work.packets)
-            || !positive
-        {
-            self.fail_fatally(shared, Some(CompletionStatus::BadResponse));
-            return;
-        }
-        let end = work.end();
-        let pieces = self.requester.pieces.get(&work.pieces);
-        let scattered = scatter(shared, self.domain, pieces, offset, data);
-        // It is complete when all of it is where it belongs.
-        let flushed = |()| if psn + 1 == end { shared.memory.flush() } else { Ok(()) };
-        if scattered.and_then(flushed).is_err() {
-            self.fail_fatally(shared, Some(CompletionStatus::LocalProtection));
-            return;
-        }
-        shared.counters.payload_bytes_received += data.len() as u64;
-        shared.budget.give_back(self.requester.fetches.arrived(psn, data.len() as u64));
-        self.requester.unacknowledged = psn + 1;
-        if self.requester.unacknowledged == end {
-            self.complete_oldest(shared);
-        }
-        self.requester.progress(now, 1, &mut shared.budget);
-    }
-
-    /// Writes the next request packet, if the window and the peer allow one.
-    pub(crate) fn request<M: Memory>(
-        &mut self,
-        now: Instant,
-        shared: &mut Shared<M>,
-        transmit: &mut Transmit,
-    ) -> bool {
-        let requester = &mut self.requester;
-        if requester.rnr_until.is_some() {
-            return false;
-        }
-        let end = requester.stop_at.unwrap_or(requester.posted);
-        let probe = requester.probe;
-        let in_flight = requester.in_flight();
-        let mut allowed = u64::from(requester.window.size());
-        let psn = match probe {
-            Some(Probe::Oldest) => requester.unacknowledged,
-            Some(Probe::Newest) => requester.next - 1,
-            None if requester.next >= end || in_flight >= allowed => return false,
-            None => requester.next,
-        };
-        while requester.queue.get(requester.cursor).is_some_and(|work| work.end() <= requester.next)
-        {
-            requester.cursor += 1;
-        }
-        let at = if probe.is_some() { requester.index_of(psn) } else { requester.cursor };
-        let Some(work) = requester.queue.get(at) else { return false };
-        if work.broken {
-            self.fail_broken(shared);
-            return false;
-        }
-        if requester.unacknowledged < work.after {
-            return false;
-        }
-        let index = psn - work.first;
-        let mtu = self.path.mtu.bytes() as u64;
-        let offset = index * mtu;
-        let fetches = work.fetches();
-        let mut charge = 0;
-        let packets = if fetches {
-            let chunk = requester.read_chunk;
-            let packets = (chunk - index % chunk).min(work.end() - psn);
-            // A depth of 0 can be set in SQD, when some wait already: one at a time, then.
-            let depth = requester.fetches.len() >= requester.initiator_depth.max(1);
-            // A probe is of one that is counted already.
-            let waits = in_flight > 0 && in_flight + packets > allowed;
-            if probe.is_none() && (depth || waits) {
-                if !depth {
-                    // What is left is no room for a chunk: all of it that READs can use is used.
-                    requester.window.sent(allowed);
-                }
-                return false;
-            }
-            if matches!(work.operation, SendOperation::Read { .. }) {
-                let bytes = cost((work.length - offset).min(packets * mtu), packets);
-                let budget = &mut shared.budget;
-                if psn >= requester.sent {
-                    // Without a timeout answers that are lost would take their room for ever.
-                    if requester.timeout.is_some() {
-                        if !budget.ask(index_of(self.qpn), &mut requester.turn, bytes) {
-                            return false;
-                        }
-                        charge = bytes;
-                    }
-                } else if !requester.window.is_silent() {
-                    // Recovery waits for nobody. A peer that stays silent takes no room from others.
-                    budget.ask_again(bytes);
-                    charge = bytes;
-                }
-            }
-            packets
-        } else {
-            // What is to come from the peer takes none of its room.
-            allowed = allowed.min(requester.send_limit.saturating_add(requester.fetches.packets()));
-            if probe.is_none() && in_flight >= allowed {
-                return false;
-            }
-            1
-        };
-        let ends = psn + packets == work.end();
-        let part = Part { length: work.length, offset, packets, ends, split: work.split };
-        let (opcode, extended) = packet_of(&work.operation, part, mtu);
-        let pieces = || requester.pieces.get(&work.pieces);
-        let payload = || parts(pieces(), offset, if fetches { 0 } else { mtu });
-        // So many bytes after this packet can be sent before the peer answers.
-        let window =
-            if probe.is_some() { 0 } else { (allowed - in_flight).saturating_sub(1) * mtu };
-        let mut stage = |(piece, following): (Piece, u64)| {
-            shared.memory.stage(&piece, following.min(window)).is_ok()
-        };
-        let staged = parts_and_rest(pieces(), offset, if fetches { 0 } else { mtu });
-        if !staged.into_iter().all(&mut stage) {
-            requester.queue[at].broken = true;
-            self.fail_broken(shared);
-            return false;
-        }
-        let inline = work.inline.map_or(&[][..], |slot| requester.inline.get(slot));
-        let length = if fetches { 0 } else { (work.length - offset).min(mtu) };
-        let mut bth = header(&self.path, opcode, Psn::from_extended(psn), length);
-        bth.acknowledge_request = ends
-            || fetches
-            || psn.is_multiple_of(requester.acknowledge_interval)
-            || in_flight + 1 >= allowed
-            || self.congestion.pauses_after(now, length + HEADERS)
-            || probe.is_some();
-        // Only what takes a receive request raises an event (IBTA 9.2.3).
-        let takes_receive = opcode.operation() == Operation::Send || extended.immediate.is_some();
-        bth.solicited_event = ends && takes_receive && work.solicited;
-        self.path.write(&bth, &extended, payload(), transmit);
-        transmit.put_inline(inline);
-        shared.counters.payload_bytes_sent += length;
-
-        if let Some(probe) = probe {
-            let more = probe == Probe::Oldest && in_flight > 1;
-            requester.probe = more.then_some(Probe::Newest);
-            return true;
-        }
-        if fetches {
-            requester.fetches.begin(psn + packets, packets, charge);
-        }
-        let fresh = psn >= requester.sent;
-        if requester.sent == requester.unacknowledged {
-            requester.last_progress = now;
-        }
-        requester.next = psn + packets;
-        requester.sent = requester.sent.max(requester.next);
-        requester.window.sent(requester.next - requester.unacknowledged);
-        if fresh && bth.acknowledge_request {
-            requester.round_trip.sent(now, requester.next);
-        }
-        if requester.deadline.is_none() {
-            requester.arm(now);
-        }
-        true
     }
 }

@@ -1,0 +1,161 @@
+//! What a requester does with answers: requests are complete, must be sent again, or have failed.
+
+use millstream_wire::{NakCode, Operation, Packet, Syndrome};
+
+use crate::Instant;
+use crate::completion::CompletionStatus;
+use crate::endpoint::Shared;
+use crate::memory::Memory;
+use crate::queue_pair::QueuePair;
+use crate::responder::scatter;
+
+impl QueuePair {
+    /// Takes an answer to one of our requests.
+    pub(crate) fn handle_response<M: Memory>(
+        &mut self,
+        now: Instant,
+        shared: &mut Shared<M>,
+        packet: &Packet<'_>,
+    ) {
+        let psn = packet.bth.psn.extend(self.requester.unacknowledged);
+        // Answers to what was never sent (ghosts), and to what was answered before.
+        let outstanding = self.requester.unacknowledged..self.requester.sent;
+        if !outstanding.contains(&psn) {
+            shared.counters.dropped_response += 1;
+            return;
+        }
+        let syndrome = match packet.opcode.operation() {
+            Operation::ReadResponse | Operation::AtomicAcknowledge => {
+                self.data_arrived(now, shared, packet, psn);
+                return;
+            }
+            Operation::Acknowledge => packet.extended.aeth.map(|aeth| aeth.syndrome()),
+            _ => None,
+        };
+        match syndrome {
+            Some(Syndrome::Ack { .. }) => self.acknowledged(now, shared, psn + 1),
+            Some(Syndrome::Nak(NakCode::PsnSequenceError)) => {
+                shared.counters.naks_received += 1;
+                self.acknowledged(now, shared, psn);
+                self.requester.forget_recovery(now);
+                self.lost(now, shared, psn);
+            }
+            Some(Syndrome::ReceiverNotReady { timer }) => {
+                shared.counters.rnr_naks_received += 1;
+                self.acknowledged(now, shared, psn);
+                self.receiver_not_ready(now, shared, psn, timer);
+            }
+            Some(Syndrome::Nak(code)) => {
+                shared.counters.naks_received += 1;
+                self.acknowledged(now, shared, psn);
+                if self.requester.unacknowledged == psn {
+                    let status = match code {
+                        NakCode::InvalidRequest | NakCode::PsnSequenceError => {
+                            CompletionStatus::RemoteInvalidRequest
+                        }
+                        NakCode::RemoteAccessError => CompletionStatus::RemoteAccess,
+                        NakCode::RemoteOperationalError => CompletionStatus::RemoteOperational,
+                    };
+                    self.fail_fatally(shared, Some(status));
+                }
+            }
+            Some(Syndrome::Reserved(_)) | None => {
+                self.fail_fatally(shared, Some(CompletionStatus::BadResponse));
+            }
+        }
+    }
+
+    /// Everything before `end` has been executed; READs and atomic operations also need their data.
+    fn acknowledged<M: Memory>(&mut self, now: Instant, shared: &mut Shared<M>, end: u64) {
+        let before = self.requester.unacknowledged;
+        let mut missing = None;
+        while self.requester.unacknowledged < end {
+            let Some(work) = self.requester.queue.front() else { break };
+            if work.fetches() {
+                // Executed, but its data has not come: the response was lost.
+                missing = Some(self.requester.unacknowledged);
+                break;
+            }
+            let work_end = work.end();
+            self.requester.unacknowledged = end.min(work_end);
+            if self.requester.unacknowledged == work_end {
+                self.complete_oldest(shared);
+            }
+        }
+        let progress = self.requester.unacknowledged - before;
+        if progress > 0 {
+            self.requester.progress(now, progress, &mut shared.budget);
+        }
+        if let Some(psn) = missing {
+            self.lost(now, shared, psn);
+        }
+    }
+
+    fn complete_oldest<M: Memory>(&mut self, shared: &mut Shared<M>) {
+        if let Some(work) = self.requester.take_oldest() {
+            self.requester.cursor = self.requester.cursor.saturating_sub(1);
+            if work.signaled {
+                let completion = work.completion(self.qpn, CompletionStatus::Success);
+                shared.complete(self.send_completions, completion);
+            }
+        }
+    }
+
+    /// Takes a packet of a READ response, or the answer to an atomic operation.
+    fn data_arrived<M: Memory>(
+        &mut self,
+        now: Instant,
+        shared: &mut Shared<M>,
+        packet: &Packet<'_>,
+        psn: u64,
+    ) {
+        // A response acknowledges all requests before its own.
+        let index = self.requester.queue.partition_point(|work| work.end() <= psn);
+        let Some(work) = self.requester.queue.get(index) else { return };
+        // An atomic operation is answered by one number, which becomes 8 bytes of this machine.
+        let original = packet.extended.atomic_ack.map(|ack| ack.original.to_ne_bytes());
+        let data = original.as_ref().map_or(packet.payload, <[u8; 8]>::as_slice);
+        if !work.fetches() || work.operation.is_atomic() != original.is_some() {
+            self.fail_fatally(shared, Some(CompletionStatus::BadResponse));
+            return;
+        }
+        let first = work.first;
+        self.acknowledged(now, shared, first);
+        if self.requester.unacknowledged != psn {
+            let missing = self.requester.unacknowledged;
+            self.lost(now, shared, missing);
+            self.requester.heard(now);
+            return;
+        }
+        // So all before it is complete.
+        let Some(work) = self.requester.queue.front() else { return };
+        let mtu = self.path.mtu.bytes() as u64;
+        let index = psn - first;
+        let offset = index * mtu;
+        let positive =
+            packet.extended.aeth.is_none_or(|aeth| matches!(aeth.syndrome(), Syndrome::Ack { .. }));
+        if data.len() as u64 != (work.length - offset).min(mtu)
+            || !self.requester.fits_chunk(packet.opcode.position(), index, work.packets)
+            || !positive
+        {
+            self.fail_fatally(shared, Some(CompletionStatus::BadResponse));
+            return;
+        }
+        let end = work.end();
+        let pieces = self.requester.pieces.get(&work.pieces);
+        let scattered = scatter(shared, self.domain, pieces, offset, data);
+        // It is complete when all of it is where it belongs.
+        let flushed = |()| if psn + 1 == end { shared.memory.flush() } else { Ok(()) };
+        if scattered.and_then(flushed).is_err() {
+            self.fail_fatally(shared, Some(CompletionStatus::LocalProtection));
+            return;
+        }
+        shared.counters.payload_bytes_received += data.len() as u64;
+        shared.budget.give_back(self.requester.fetches.arrived(psn, data.len() as u64));
+        self.requester.unacknowledged = psn + 1;
+        if self.requester.unacknowledged == end {
+            self.complete_oldest(shared);
+        }
+        self.requester.progress(now, 1, &mut shared.budget);
+    }
+}
