@@ -140,7 +140,7 @@ pub(super) fn beside_write_bw(
     let figures = network.allreduce(program, shape, 2, calls)?;
     let at = |rank: usize| -> Result<Command> {
         let mut command = network.0.command(&format!("host{rank}"), program)?;
-        command.args(["rdma", "write-bw", "--json", "--wait", "10s", "-D", "3"]);
+        command.args(["rdma", "write-bw", "--json", "--wait", "10s", "-D", "3s"]);
         command.args(["--bind", &addresses(shape, rank)[0]]);
         Ok(command)
     };
