@@ -71,12 +71,16 @@ impl<'a> Receiving<'a> {
     }
 
     /// Where bytes are received that do not go straight to where they belong.
-    pub(super) fn stage() -> Box<[u8]> {
-        vec![0; gpu::STAGED].into_boxed_slice()
+    pub(super) fn stage() -> Vec<u8> {
+        vec![0; STAGE]
     }
 
     /// Receives what there is; 0 at the end of the stream.
-    pub(super) fn receive(&mut self, wire: &Wire, stage: &mut [u8]) -> Result<usize, ReceiveError> {
+    pub(super) fn receive(
+        &mut self,
+        wire: &Wire,
+        stage: &mut Vec<u8>,
+    ) -> Result<usize, ReceiveError> {
         let left = self.decoder.data_left();
         // Sockets do not take memory of a GPU.
         let is_staged = self.data.as_ref().is_some_and(|data| data.local.is_gpu());
@@ -101,6 +105,7 @@ impl<'a> Receiving<'a> {
             return Ok(count);
         }
         let room = if is_staged { gpu::STAGED } else { STAGE };
+        stage.resize(room.max(stage.len()), 0);
         let count = wire.receive(&mut stage[..room]).map_err(ReceiveError::Io)?;
         let mut input = &stage[..count];
         let nonsense = |text: String| {
@@ -116,9 +121,9 @@ impl<'a> Receiving<'a> {
                 }
                 Ok(Some(Event::Data(bytes))) => {
                     if let Some(data) = &mut self.data {
-                        let inside = data.local.enter();
-                        data.gone |=
-                            !inside.is_some_and(|inside| inside.copy_in(data.address, bytes));
+                        let copied = !data.gone
+                            && data.local.enter().is_some_and(|it| it.copy_in(data.address, bytes));
+                        data.gone = !copied;
                         data.address += bytes.len() as u64;
                     }
                     self.end_data();

@@ -1,6 +1,7 @@
 //! Files, engines that offer them, and processes that say what they want.
 
 use std::fs;
+use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -157,4 +158,21 @@ pub(crate) fn target_at(place: SocketAddr, token: Option<Token>) -> (Server, Str
     );
     let descriptor = SegmentDesc::from_json(text.as_bytes()).unwrap();
     says_at(place.ip(), token, descriptor)
+}
+
+/// What a target begins with.
+pub(crate) const HELLO: &[u8] = b"MSFILES\n\x01\0\0\0";
+
+/// Reads a hello and this many requests, whose WRITEs have so many bytes; what they begin with.
+pub(crate) fn asked(stream: &mut TcpStream, count: usize, length: u32) -> Vec<[u8; 40]> {
+    stream.write_all(HELLO).unwrap();
+    stream.read_exact(&mut [0; 12]).unwrap();
+    let mut requests = vec![[0; 40]; count];
+    for request in &mut requests {
+        stream.read_exact(request).unwrap();
+        if request[0] == 1 {
+            stream.read_exact(&mut vec![0; length as usize + 4]).unwrap();
+        }
+    }
+    requests
 }

@@ -10,6 +10,7 @@ mod connecting;
 mod ending;
 mod fixture;
 mod input_output;
+mod late;
 mod mapped;
 mod refused;
 mod strangers;

@@ -14,10 +14,7 @@ use millstream_transfer::{
 };
 
 use crate::common::{LONG, address, contents, private};
-use crate::fixture::{Folder, engine, fake_target, request};
-
-/// What a target begins with.
-const HELLO: &[u8] = b"MSFILES\n\x01\0\0\0";
+use crate::fixture::{Folder, HELLO, asked, engine, fake_target, request};
 
 /// What became of a WRITE and a READ, and of how many seconds these took.
 fn outcome(name: &str) -> (Vec<String>, Took) {
@@ -268,20 +265,6 @@ fn what_a_target_has_not_begun_when_it_closes_is_asked_for_again() {
     assert_eq!(initiator.submit_and_wait(&requests, LONG).unwrap(), 2 * length);
     let came = contents(&local, LENGTH as usize, LENGTH as usize);
     assert!(came.iter().all(|&byte| byte == 7));
-}
-
-/// Reads a hello and this many requests, whose WRITEs have so many bytes; what they begin with.
-fn asked(stream: &mut TcpStream, count: usize, length: u32) -> Vec<[u8; 40]> {
-    stream.write_all(HELLO).unwrap();
-    stream.read_exact(&mut [0; 12]).unwrap();
-    let mut requests = vec![[0; 40]; count];
-    for request in &mut requests {
-        stream.read_exact(request).unwrap();
-        if request[0] == 1 {
-            stream.read_exact(&mut vec![0; length as usize + 4]).unwrap();
-        }
-    }
-    requests
 }
 
 /// The connection breaks under both, twice amid the data. What the target has of the WRITE may be written at any time.
