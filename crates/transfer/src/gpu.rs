@@ -167,4 +167,4 @@ pub(crate) mod pretended {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

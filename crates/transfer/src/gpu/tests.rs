@@ -3,11 +3,13 @@
 mod files;
 
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use millstream_net::cuda::pretended::Pretended;
 
+use crate::memory::LocalMemory;
 use crate::{
     Buffer, Config, FailureReason, Opcode, RdmaConfig, Segment, SubmitAndWaitError, TcpConfig,
     TransferEngine, TransferRequest,
@@ -86,6 +88,16 @@ fn register(engine: &TransferEngine, address: u64) -> Result<(), crate::Register
     let pointer = std::ptr::without_provenance_mut(address as usize);
     // SAFETY: there is no such memory: nothing of the process can be touched there.
     unsafe { engine.register_memory(pointer, LENGTH, "*", true) }
+}
+
+/// Memory of this GPU that is registered with an engine as long as that lives.
+pub(crate) fn registered(pretended: &Pretended) -> (TransferEngine, Arc<LocalMemory>) {
+    super::pretended::set(pretended);
+    let engine = engine(&[]);
+    let address = pretended.allocate(LENGTH);
+    register(&engine, address).unwrap();
+    let local = engine.inner.memory().find(address, LENGTH as u64).unwrap();
+    (engine, local)
 }
 
 /// A GPU on this thread.

@@ -5,7 +5,7 @@
 
 mod overdue;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 use std::collections::VecDeque;
 use std::sync::Arc;

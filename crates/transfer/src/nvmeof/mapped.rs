@@ -87,6 +87,8 @@ struct Shared {
 struct Own {
     buffers: Vec<AlignedBuffer>,
     under_way: usize,
+    /// READs that the disk has done, whose bytes go to memory of a GPU: whoever tells of the disk must not wait for that.
+    to_copy: Vec<Ended>,
 }
 
 impl Mapped {
@@ -127,10 +129,17 @@ impl Shared {
     fn work(self: Arc<Self>) {
         let mut state = self.queue.lock();
         loop {
+            if let Some(ended) = state.own.to_copy.pop() {
+                drop(state);
+                self.ended(ended);
+                state = self.queue.lock();
+                continue;
+            }
             if state.stopping {
                 // What has begun ends.
-                while state.own.under_way > 0 {
+                if state.own.under_way > 0 {
                     state = self.queue.wait(state, None);
+                    continue;
                 }
                 let rest = state.flow.take();
                 drop(state);
@@ -188,20 +197,8 @@ impl Shared {
         }
     }
 
-    fn end(&self, id: u64, outcome: Outcome, buffer: AlignedBuffer) {
-        let mut state = self.queue.lock();
-        let ended = state.flow.end(id, outcome);
-        state.own.buffers.push(buffer);
-        state.own.under_way -= 1;
-        self.queue.wake(state);
-        if let Some(group) = ended {
-            group.tell(&mut EndedTasks::default());
-        }
-    }
-}
-
-impl Owner for Shared {
-    fn done(&self, ended: Ended) {
+    /// The disk has done it, or not.
+    fn ended(&self, ended: Ended) {
         let Ended { opcode, id, buffer, range, result } = ended;
         let mut outcome = result.map_or_else(|error| Outcome::of(&error), |()| Outcome::Done);
         if opcode == Opcode::Read && outcome == Outcome::Done {
@@ -217,5 +214,29 @@ impl Owner for Shared {
             }
         }
         self.end(id, outcome, buffer);
+    }
+
+    fn end(&self, id: u64, outcome: Outcome, buffer: AlignedBuffer) {
+        let mut state = self.queue.lock();
+        let ended = state.flow.end(id, outcome);
+        state.own.buffers.push(buffer);
+        state.own.under_way -= 1;
+        self.queue.wake(state);
+        if let Some(group) = ended {
+            group.tell(&mut EndedTasks::default());
+        }
+    }
+}
+
+impl Owner for Shared {
+    fn done(&self, ended: Ended) {
+        let mut state = self.queue.lock();
+        let is_staged = state.flow.part(ended.id).is_some_and(|part| part.local.is_gpu());
+        if is_staged && ended.opcode == Opcode::Read {
+            state.own.to_copy.push(ended);
+            return self.queue.wake(state);
+        }
+        drop(state);
+        self.ended(ended);
     }
 }

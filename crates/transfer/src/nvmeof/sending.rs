@@ -93,12 +93,14 @@ pub(super) fn send_write(
     staged: &mut Staged,
     wanted: impl Fn() -> bool,
 ) -> io::Result<bool> {
-    // What it has is of another.
-    staged.start = usize::MAX;
+    staged.bytes.clear();
     let data_end = headers.len() + part.length as usize;
     let mut counts = true;
     let mut sent = 0;
     while sent < data_end + Request::end(true).len() {
+        if sent == 0 && !counts {
+            return Ok(false);
+        }
         let end = Request::end(counts);
         let before = headers.get(sent..).unwrap_or_default();
         let after = &end[sent.saturating_sub(data_end)..];
@@ -109,12 +111,7 @@ pub(super) fn send_write(
             _ if left == 0 => wire.send(after),
             Some(inside) if counts && inside.gpu().is_some() => {
                 let data = (part.address + done as u64, left);
-                if !staged.fill(sent, &inside, before, data, after) {
-                    if sent == 0 {
-                        return Ok(false);
-                    }
-                    counts = false;
-                }
+                counts = staged.fill(sent, &inside, before, data, after);
                 continue;
             }
             Some(inside) if counts => {
@@ -122,9 +119,6 @@ pub(super) fn send_write(
                 match wire.send_memory(&inside, before, data, after) {
                     // Somebody has unmapped it.
                     Err(error) if error.raw_os_error() == Some(EFAULT) => {
-                        if sent == 0 {
-                            return Ok(false);
-                        }
                         counts = false;
                         continue;
                     }
@@ -151,3 +145,6 @@ pub(super) fn send_write(
     }
     Ok(true)
 }
+
+#[cfg(test)]
+mod tests;

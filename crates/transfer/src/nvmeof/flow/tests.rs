@@ -9,11 +9,21 @@ const LENGTH: u64 = 100;
 
 /// A task of each of these, all of them an entry.
 fn submit(flow: &mut Flow, room: &Room, opcodes: &[Opcode]) -> Batch {
+    submit_from(flow, &room.local, LENGTH, opcodes)
+}
+
+/// The same, each of all of this memory.
+pub(in super::super) fn submit_from(
+    flow: &mut Flow,
+    local: &Arc<LocalMemory>,
+    length: u64,
+    opcodes: &[Opcode],
+) -> Batch {
     let count = opcodes.len();
     let batch = Batch::new(count, Slicing::new(1024, 4), true, &Arc::default()).unwrap();
     for (index, &opcode) in opcodes.iter().enumerate() {
-        let (source, target) = (room.address(), SegmentId::LOCAL);
-        let request = TransferRequest { opcode, source, target, target_offset: 0, length: LENGTH };
+        let (source, target) = (local.span().first, SegmentId::LOCAL);
+        let request = TransferRequest { opcode, source, target, target_offset: 0, length };
         batch.shared.tasks.get(index).start(&request, &batch.shared.slicing, None);
     }
     batch.shared.added(count);
@@ -27,7 +37,7 @@ fn submit(flow: &mut Flow, room: &Room, opcodes: &[Opcode]) -> Batch {
         tasks: 0..count,
         claimed: 0,
         allowed: crate::path::Allowed::default(),
-        local: Arc::clone(&room.local),
+        local: Arc::clone(local),
         view: segment.view(),
         segment,
         buffer: 0,
