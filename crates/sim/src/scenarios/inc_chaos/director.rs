@@ -317,10 +317,7 @@ impl Director {
             for member in participant.members() {
                 let group = &self.world.groups[member.group];
                 self.tally.one(name_of_end(member.failed));
-                // Who does not call has nothing under way by which it would notice that its switch has given it up.
-                if !(self.world.is_heavy && member.leaves_out == Some(member.ended)) {
-                    wrong.extend(check_member(member, group));
-                }
+                wrong.extend(check_member(member, group, self.world.is_heavy));
             }
         }
         for machine in self.world.hosts..self.world.hosts + self.world.switches {
@@ -361,11 +358,13 @@ impl Director {
 }
 
 /// How a rank may have ended.
-fn check_member(member: &Member, group: &Group) -> Option<String> {
+fn check_member(member: &Member, group: &Group, is_heavy: bool) -> Option<String> {
     let Member { group: number, rank, ended, failed, .. } = member;
     let name = format!("communicator {number}, rank {rank}");
     let confused = group.is_confused(*rank);
     match failed {
+        // Who does not call has nothing under way by which it would notice that its switch has given it up.
+        None if is_heavy && member.leaves_out == Some(*ended) => None,
         None if *ended < member.calls.len() => Some(format!("{name} never ended call {ended}")),
         // It waits for what is not to come.
         Some(CollectiveError::TimedOut { .. } | CollectiveError::Aborted(Abort::Overdue(_)))

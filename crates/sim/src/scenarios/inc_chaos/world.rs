@@ -423,7 +423,11 @@ impl Group {
 
     /// Whether all of its ranks keep the protocol.
     pub(super) const fn breaks_nothing(&self) -> bool {
-        self.rude.is_none() && self.plain.is_none()
+        let is_kept = match &self.plain {
+            Some(plain) => plain.breaks_nothing(),
+            None => true,
+        };
+        self.rude.is_none() && is_kept
     }
 
     /// Whether some rank may wait for what is not to come.

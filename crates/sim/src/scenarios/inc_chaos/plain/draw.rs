@@ -20,6 +20,13 @@ pub(in super::super) struct Plain {
     pub(super) breach: Option<(u32, usize, Breach)>,
 }
 
+impl Plain {
+    /// Whether no rank sends what such hosts do not.
+    pub(in super::super) const fn breaks_nothing(&self) -> bool {
+        self.breach.is_none()
+    }
+}
+
 /// What no plain host sends.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Breach {
