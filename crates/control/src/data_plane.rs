@@ -103,11 +103,9 @@ impl DataPlane {
         Ok(progress)
     }
 
-    /// Queue pairs that its communicators can have. One that finds no room in any of several shards may leave some of each
-    /// unused.
+    /// Queue pairs that its communicators can have, whatever their sizes.
     pub(crate) fn queue_pairs(&self) -> usize {
-        let shards = self.shards.len();
-        shards * MAX_QUEUE_PAIRS - (shards - 1) * FanIn::MAX.get() as usize
+        queue_pairs(self.shards.len())
     }
 
     pub(crate) fn address(&self) -> IpAddr {
@@ -211,5 +209,30 @@ impl DataPlane {
 
     pub(crate) fn failure(&self) -> Option<Failure> {
         self.shards.iter().find_map(|shard| shard.shared().failure().cloned())
+    }
+}
+
+/// Queue pairs that can be promised of so many shards, where a communicator is on one: all but one may be left with as many
+/// as are too few by one.
+fn queue_pairs(shards: usize) -> usize {
+    // Of a node with as many children as there can be, the way up is one more.
+    let too_few = FanIn::MAX.get() as usize;
+    MAX_QUEUE_PAIRS * shards - too_few * (shards - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queue_pairs_that_are_promised_are_there_for_nodes_of_any_size() {
+        assert_eq!([1, 2, 4].map(queue_pairs), [4096, 8128, 16192]);
+        // Each in the shard that has the fewest nodes, of those with room.
+        let ports = FanIn::MAX.get() as usize + 1;
+        let mut free = [MAX_QUEUE_PAIRS; 4];
+        for _ in 0..queue_pairs(4) / ports {
+            let most = free.iter_mut().max().unwrap();
+            *most = most.checked_sub(ports).expect("it has room");
+        }
     }
 }

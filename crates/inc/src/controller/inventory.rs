@@ -33,6 +33,15 @@ pub(super) struct Held {
     gone: bool,
 }
 
+/// A node that ends by itself: its switch is told to destroy it if it is there at some time still.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ending {
+    pub(super) until: Instant,
+    pub(super) switch: SwitchId,
+    pub(super) communicator: u64,
+    pub(super) children: usize,
+}
+
 impl Switch {
     /// That it is lost, and how that is known.
     pub(super) fn lost(&self, detail: String) -> AbortReason {
@@ -363,7 +372,8 @@ impl Controller {
             let message = message(communicator).filter(|_| !held.gone);
             if !matches!(message, Some(FromController::DestroyCommunicator { .. })) {
                 let until = self.now + self.config.abort_timeout;
-                self.ending.push_back((until, held.switch, communicator));
+                let Held { switch, children, .. } = held;
+                self.ending.push_back(Ending { until, switch, communicator, children });
             }
             if let Some(message) = message {
                 self.end_node(&held, communicator, message);

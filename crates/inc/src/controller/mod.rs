@@ -40,7 +40,7 @@ pub use counted::PortRates;
 pub use given::{EdgeEnd, PlacedEdge, PlacedNode, Placement, PlacementChange};
 pub use group::GroupState;
 use group::{End, Group, Step};
-use inventory::Held;
+use inventory::{Ending, Held};
 pub use overview::{
     CommunicatorOverview, EdgeOverview, EndOverview, GroupOverview, LeadershipOverview,
     MemberOverview, NodeOverview, Overview, SwitchOverview,
@@ -183,7 +183,7 @@ pub struct Controller {
     /// We were called late: what has come meanwhile is read until then.
     reading_until: Option<Instant>,
     /// Nodes that end by themselves, until when, in order.
-    ending: VecDeque<(Instant, SwitchId, u64)>,
+    ending: VecDeque<Ending>,
     /// The last time that we were told.
     now: Instant,
     outputs: VecDeque<Output>,
@@ -437,7 +437,7 @@ impl Controller {
             .values()
             .flat_map(|it| [it.deadline, it.fall_back_at, claims(it), it.named_by()])
             .flatten();
-        let ending = self.ending.front().map(|&(until, ..)| until);
+        let ending = self.ending.front().map(|ending| ending.until);
         let away = self.away.first().map(|&(until, ..)| until);
         let unclaimed = self.unclaimed.front().map(|&(until, _)| until);
         let inventories = self.switches.values().filter_map(|switch| switch.inventory_until);
@@ -688,7 +688,8 @@ impl Controller {
             };
             if !matches!(message, Some(FromController::DestroyCommunicator { .. })) {
                 let until = self.now + self.config.abort_timeout;
-                self.ending.push_back((until, place.switch, communicator));
+                let (switch, children) = (place.switch, place.children.len());
+                self.ending.push_back(Ending { until, switch, communicator, children });
             }
             if let Some(message) = message {
                 let connection = switch.connection;
@@ -700,8 +701,8 @@ impl Controller {
 
     /// Destroys what should have ended by itself.
     fn destroy_overdue(&mut self, now: Instant) {
-        while let Some(&(_, switch, communicator)) =
-            self.ending.front().filter(|&&(until, ..)| until <= now)
+        while let Some(&Ending { switch, communicator, .. }) =
+            self.ending.front().filter(|ending| ending.until <= now)
         {
             self.ending.pop_front();
             self.has_new_room = true;

@@ -14,7 +14,6 @@ use super::group::{End, Group, Step};
 use super::{Controller, ControllerConfig, GroupId, Output, Switch};
 use crate::plan::{Candidate, Forest, PlanOptions, SwitchId, Tree};
 use crate::protocol::{FromController, HostsTrees, Refusal, shortened};
-use crate::slots::MAX_CHILDREN;
 use crate::spec::{node_bytes, node_queue_pairs};
 use crate::topology::{Demand, LinkIndex, PlaceError, SwitchIndex, SwitchState, Topology};
 
@@ -329,12 +328,11 @@ impl Controller {
         for held in self.held.values() {
             add(held.switch, held.children);
         }
-        let ending: HashSet<(SwitchId, u64)> =
-            self.ending.iter().map(|&(_, switch, communicator)| (switch, communicator)).collect();
-        for (switch, communicator) in ending {
+        let ending = self.ending.iter().map(|it| ((it.switch, it.communicator), it.children));
+        for ((switch, communicator), children) in ending.collect::<HashMap<_, _>>() {
             let there = self.switches.get(&switch);
             if there.is_some_and(|switch| switch.communicators.contains_key(&communicator)) {
-                add(switch, MAX_CHILDREN);
+                add(switch, children);
             }
         }
         taken
