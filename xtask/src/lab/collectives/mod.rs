@@ -188,7 +188,7 @@ fn to_json(rows: &Rows) -> Vec<Value> {
         let Figure { bytes, mean_us, p50_us } = row.figure;
         json!({
             "ranks": row.world, "what": row.what, "bytes": bytes, "mean_us": mean_us, "p50_us": p50_us,
-            "mean_in_bounds": row.mean_in_bounds(),
+            "bound_us": row.bound_us, "mean_in_bounds": row.mean_in_bounds(),
         })
     };
     rows.medians().into_iter().map(row).collect()

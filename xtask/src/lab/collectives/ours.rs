@@ -151,8 +151,8 @@ pub(super) fn beside_write_bw(
     client.arg(&addresses(shape, 1)[0]);
     let said = process::output(&mut client)?;
     let said: Value = serde_json::from_str(said.trim()).context("JSON of write-bw")?;
-    let rate = said["results"][0]["gb_per_s"].as_f64().context("no gb_per_s of write-bw")?;
-    Ok((figures, rate * 1e3))
+    let gigabytes = said["results"][0]["gb_per_s"].as_f64().context("no gb_per_s of write-bw")?;
+    Ok((figures, gigabytes * 1e3))
 }
 
 /// Ranks on this machine, with a controller and a switch that they use unless `path` is `shared-memory`.
