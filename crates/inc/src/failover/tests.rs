@@ -285,6 +285,49 @@ fn a_call_that_not_all_have_started_is_left_for_later_and_one_that_is_over_is_no
     assert_eq!(lost(0, 2, 1).repairs(&[ahead, behind], |_| None), Ok(Vec::new()));
 }
 
+/// Of repairs: whose call, what kind, by whom, how many elements, and where they are written.
+fn outlines(repairs: &[Repair]) -> Vec<(u64, Collective, u32, u64, Option<u64>)> {
+    repairs.iter().map(|it| (it.sequence, it.collective, it.root, it.count, it.write)).collect()
+}
+
+#[test]
+fn results_of_a_call_count_for_no_other_call() {
+    // Rank 0 has three of four segments of call 0, and rank 1 has one of call 1.
+    let reports =
+        [(0, 3), (1, 1)].map(|(sequence, results)| report(2, Position { sequence, results }));
+    let all_reduce = call(Collective::AllReduce, 0, 256);
+    let repairs = lost(0, 2, 1).repairs(&reports, |_| Some(all_reduce)).unwrap();
+    assert_eq!(
+        outlines(&repairs),
+        [
+            (0, Collective::Broadcast, 1, 64, Some(768)),
+            (1, Collective::Broadcast, 1, 64, Some(0)),
+            (1, Collective::AllReduce, 0, 192, Some(256)),
+        ]
+    );
+}
+
+#[test]
+fn who_is_over_has_all_pieces_of_all_parts() {
+    // Three parts of three segments each, of which rank 0 lacks the last.
+    let reports = [(0, 8), (1, 0), (1, 0)]
+        .map(|(sequence, results)| report(1, Position { sequence, results }));
+    let gather = call(Collective::AllGather, 0, 192);
+    let repairs = lost(0, 3, 1).repairs(&reports, |_| Some(gather)).unwrap();
+    assert_eq!(outlines(&repairs), [(0, Collective::Broadcast, 1, 64, Some(2048))]);
+}
+
+#[test]
+fn a_small_result_that_one_has_is_spread_and_not_computed_anew() {
+    let at = |results| report(1, Position { sequence: 0, results });
+    let small = call(Collective::AllReduce, 0, 3);
+    let repairs = |reports: [Report; 2]| lost(1, 2, 1).repairs(&reports, |_| Some(small)).unwrap();
+    let spread = (0, Collective::Broadcast, 0, 3, Some(0));
+    assert_eq!(outlines(&repairs([at(1), at(0)])), [spread]);
+    assert_eq!(repairs([at(1), at(1)]), []);
+    assert_eq!(outlines(&repairs([at(0), at(0)])), [(0, Collective::AllReduce, 0, 3, Some(0))]);
+}
+
 #[test]
 fn reports_are_read_as_they_were_written_and_others_are_refused() {
     let mut good = report(9, Position { sequence: 8, results: 3 });
