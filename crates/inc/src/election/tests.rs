@@ -124,16 +124,39 @@ fn who_loses_the_key_or_the_lease_stands_down() {
     stands_down(&mut election, "another one has its key");
 }
 
+/// It leads anew with another revision when that comes.
+#[test]
+fn what_was_written_with_a_key_of_before_says_nothing_of_a_later_one() {
+    for leads in [true, false] {
+        let mut election = leader();
+        let change = ("c".to_owned(), Some("{}".to_owned()));
+        election.change(change.clone());
+        assert!(matches!(ask(&mut election, 0.6), Request::Write { revision: 30, .. }));
+        election.stage = Stage::Leading { revision: 31 };
+        election.handle_reply(at(0.7), Reply::Written { leads });
+        assert_eq!(election.poll_event(), None);
+        let changes = vec![change];
+        assert_eq!(ask(&mut election, 0.7), Request::Write { revision: 31, changes });
+    }
+}
+
 #[test]
 fn with_a_term_that_none_could_be_above_nobody_leads() {
-    let mut election = Election::new();
-    ask(&mut election, 0.0);
-    election.handle_reply(at(0.1), Reply::Granted { lease: 7, time: TIME });
-    ask(&mut election, 0.1);
-    let won = Reply::Campaigned { revision: Some(30), leader: None, term: MAX_TERM };
-    election.handle_reply(at(0.2), won);
-    assert!(election.trouble().unwrap().contains("out of range"));
-    assert_eq!(ask(&mut election, 0.7), Request::Campaign { lease: 7 });
+    for (term, leads) in [(MAX_TERM, false), (MAX_TERM - 1, false), (MAX_TERM - 2, true)] {
+        let mut election = Election::new();
+        ask(&mut election, 0.0);
+        election.handle_reply(at(0.1), Reply::Granted { lease: 7, time: TIME });
+        ask(&mut election, 0.1);
+        let won = Reply::Campaigned { revision: Some(30), leader: None, term };
+        election.handle_reply(at(0.2), won);
+        if leads {
+            let term = MAX_TERM - 1;
+            assert_eq!(ask(&mut election, 0.2), Request::SetTerm { revision: 30, term });
+        } else {
+            assert!(election.trouble().unwrap().contains("out of range"));
+            assert_eq!(ask(&mut election, 0.7), Request::Campaign { lease: 7 });
+        }
+    }
 }
 
 #[test]
