@@ -397,6 +397,9 @@ mod tests {
             "the ranks do not agree on collective 5: rank 2 has data type fp64 where rank 0 has \
              int32"
         );
+        let mismatch = Mismatch { field: Field::Mode, expected: 0, found: 1, ..MISMATCH };
+        let text = mismatch.to_string();
+        assert!(text.ends_with("rank 2 has mode SEND where rank 0 has WRITE"), "{text}");
     }
 
     proptest! {
