@@ -137,3 +137,21 @@ fn a_host_with_several_ranks_gets_their_parts_of_what_comes_with_the_answer() {
         assert_eq!(worker.poll_outcome(), Some(Ok(Completed { sequence: 0, bytes: 60 })));
     }
 }
+
+/// Only of a collective that gives each rank a part do they get parts.
+#[test]
+fn a_host_with_several_ranks_gets_a_result_that_all_get_in_one_piece() {
+    let config = HostConfig { rank: 1, world: 5, ..CONFIG };
+    for collective in [Collective::AllReduce, Collective::Broadcast, Collective::AllGather] {
+        let mut worker = HostWorker::of_ranks(config, [1, 2, 4].into_iter().collect()).unwrap();
+        worker.start(&CollectiveCall { collective, count: 3, ..CALL }).unwrap();
+        while next(&mut worker).is_some() {}
+        sent(&mut worker, DESCRIPTOR_ID);
+        let length = if collective == Collective::AllGather { 60 } else { 12 };
+        answered(&mut worker, Answer::agreed(0), length);
+        let to = Piece { key: 2, address: 0x2000, length };
+        let delivery = Command::Deliver { offset: message_offset(0), to };
+        assert_eq!(next(&mut worker), Some(delivery), "{collective}");
+        assert_eq!(next(&mut worker), None);
+    }
+}
