@@ -4,6 +4,7 @@ use super::*;
 use crate::abort::Violation;
 use crate::{DataType, Mode, ReduceOperation};
 
+mod halted;
 mod small;
 
 const CONFIG: HostConfig = HostConfig {
