@@ -65,7 +65,8 @@ fn what_the_first_has_called_is_told_once_while_others_have_not() {
         announce(&mut node, 0, &call(sequence, 0), &[]).unwrap();
         let [called] = sends(&mut node, UP)[..] else { panic!("the descriptor") };
         assert_eq!(note(&called), None);
-        // Should it have to be sent again, it is as it was.
+        // Should it have to be sent again, it is as it was: both are from one place.
+        assert_eq!(told.pieces, called.pieces);
         assert_eq!(bytes_of(&node, &told), own.to_bytes());
         assert_eq!(bytes_of(&node, &called), own.to_bytes());
         deliver(&mut node, &[told, called]);
@@ -122,6 +123,9 @@ fn what_a_switch_below_tells_is_passed_on_at_once_and_once() {
     assert_eq!(bytes_of(&node, &told), own.to_bytes());
     assert_eq!(hear(&mut node, 0, 1, &call(0, 100)), Ok(Progress::None));
     assert_eq!(sends(&mut node, UP), []);
+    for (port, rank) in [(0, 0), (1, 2)] {
+        assert_eq!(hear(&mut node, port, rank, &call(0, 100)), Err(Violation::Early), "once");
+    }
 }
 
 #[test]
