@@ -149,6 +149,7 @@ fn a_result_goes_by_cells_to_where_the_bytes_of_the_segment_came_with() {
     let last = Some(Answer::result(0));
     assert_eq!(sent(&mut node, 0), ((Tag::Result, 0), to(0x5100, 50, last), 256, true));
     assert_eq!(sent(&mut node, 1), ((Tag::Result, 1), to(0x6000, 60, last), 512, true));
+    assert_eq!(node.statistics().bytes, 4 * 256);
 }
 
 #[test]
@@ -216,6 +217,55 @@ fn a_root_or_a_length_that_the_world_has_not_is_refused() {
         let outcome = announce(&mut root(), 0, &descriptor, &[]);
         assert_eq!(outcome, wrong.map_or(Ok(false), Err), "{descriptor:?}");
     }
+}
+
+#[test]
+fn a_call_is_early_while_the_one_before_is_not_over() {
+    // Vectors without segments: the answer to the descriptor is all that there is.
+    let mut node = root();
+    announce(&mut node, 0, &call(0, 1), &[1; 4]).unwrap();
+    assert_eq!(announce(&mut node, 0, &call(1, 1), &[1; 4]), Err(Violation::Early), "agreed on");
+    let mut node = root();
+    for port in 0..2 {
+        announce(&mut node, port, &call(0, 1), &[1; 4]).unwrap();
+    }
+    let _ = sends(&mut node, 1);
+    assert_eq!(announce(&mut node, 1, &call(1, 1), &[1; 4]), Ok(false));
+    assert_eq!(announce(&mut node, 0, &call(1, 1), &[1; 4]), Err(Violation::Early), "answered");
+}
+
+#[test]
+fn who_is_to_send_does_not_write() {
+    let mut node = root();
+    let descriptor = Descriptor { mode: Mode::Send, ..call(0, 128) };
+    announce(&mut node, 0, &descriptor, &[]).unwrap();
+    assert!(node.authorize(0, 0x5000, 50, 256).is_err());
+    let abort = Abort::Violation { rank: 0, violation: Violation::Unannounced };
+    assert_eq!(node.aborted(), Some(abort));
+}
+
+#[test]
+fn who_has_nothing_for_segments_says_so_of_those_and_within_the_window() {
+    // Three segments, which are of rank 0; the window is of two.
+    let broadcast = Descriptor { collective: Collective::Broadcast, ..call(0, 384) };
+    for (port, end, outcome) in [
+        (1, 0, Err(Violation::Window)),
+        (1, 1, Ok(())),
+        (1, 2, Ok(())),
+        (1, 3, Err(Violation::Window)),
+        (0, 1, Err(Violation::Length)),
+    ] {
+        let mut node = root();
+        for port in 0..2 {
+            announce(&mut node, port, &broadcast, &[]).unwrap();
+        }
+        assert_eq!(node.credit(port, Answer::credit(end)).map(|_| ()), outcome, "{port}, {end}");
+    }
+    let mut node = root();
+    for port in 0..2 {
+        announce(&mut node, port, &Descriptor { count: 128, ..broadcast }, &[]).unwrap();
+    }
+    assert_eq!(node.credit(1, Answer::credit(2)), Err(Violation::Length), "there is one segment");
 }
 
 #[test]
@@ -293,22 +343,74 @@ fn a_queue_that_was_full_goes_on_when_there_is_room() {
 
 #[test]
 fn who_has_a_receive_for_a_result_is_not_told_by_a_message() {
+    for (agreed, other) in [(0, 1), (1, 0)] {
+        let mut node = root();
+        for port in 0..2 {
+            let descriptor = Descriptor { mode: Mode::Send, ..call(0, 100) };
+            announce(&mut node, port, &descriptor, &[]).unwrap();
+        }
+        // The next message to one is a result, to the other it is still the agreement.
+        let _ = sends(&mut node, agreed);
+        assert!(!node.closes_silently(agreed), "nothing has happened");
+        assert_eq!(node.abort(Abort::Requested { code: 1 }), Progress::Ready);
+        assert!(node.closes_silently(agreed));
+        assert!(!node.closes_silently(agreed), "once");
+        assert_eq!(sends(&mut node, agreed), []);
+        assert!(!node.closes_silently(other));
+        let told = sends(&mut node, other);
+        assert_eq!(told.iter().map(note).collect::<Vec<_>>(), [Some(Answer::Aborted)]);
+        assert!(!node.closes_silently(other));
+    }
+}
+
+#[test]
+fn nothing_is_awaited_of_who_is_gone_or_after_an_abort() {
     let mut node = root();
     for port in 0..2 {
-        let descriptor = Descriptor { mode: Mode::Send, ..call(0, 100) };
-        announce(&mut node, port, &descriptor, &[]).unwrap();
+        announce(&mut node, port, &call(0, 100), &[]).unwrap();
+        let _ = sends(&mut node, port);
     }
-    // The next message to the first is a result, to the second it is still the agreement.
-    let _ = sends(&mut node, 0);
-    assert!(!node.closes_silently(0), "nothing has happened");
-    assert_eq!(node.abort(Abort::Requested { code: 1 }), Progress::Ready);
-    assert!(node.closes_silently(0));
-    assert!(!node.closes_silently(0), "once");
-    assert_eq!(sends(&mut node, 0), []);
-    assert!(!node.closes_silently(1));
-    let told = sends(&mut node, 1);
-    assert_eq!(told.iter().map(note).collect::<Vec<_>>(), [Some(Answer::Aborted)]);
-    assert!(!node.closes_silently(1));
+    assert!(node.awaits(0) && node.awaits(1));
+    node.end(0);
+    assert!(!node.awaits(0) && node.awaits(1));
+    let _ = node.abort(Abort::PeerLost { rank: 0 });
+    assert!(!node.awaits(1));
+    // What still comes is counted, and no more than that.
+    for packets in 1..=2 {
+        assert_eq!(node.contribute(1, &[1; 256]).ok(), Some(Progress::None));
+        assert_eq!(node.statistics().discarded_bytes, packets * 256);
+    }
+}
+
+#[test]
+fn a_message_that_is_longer_than_any_descriptor_is_left_out_beyond_its_place() {
+    let spec = CommunicatorSpec {
+        id: 1,
+        path_mtu: Mtu::B1024,
+        segment_bytes: 128 << 10,
+        window: 1,
+        world: 1,
+        children: vec![host(0)],
+        has_parent: false,
+        options: crate::CommunicatorOptions::default(),
+    };
+    let mut node = Communicator::new(&spec, Slots::of(&spec), 1, (0..).map(ProtectionDomainId));
+    let before = node.control.clone();
+    let [piece] = node.receive_request(0, RECEIVES_PER_CHILD - 1).pieces;
+    for packet in 1..u64::from(piece.length) / 1024 {
+        let address = piece.address + packet * 1024;
+        assert_eq!(node.store(0, address, &[1; 1024]).ok(), Some(Progress::None), "{packet}");
+    }
+    assert_eq!(node.control, before);
+}
+
+#[test]
+fn an_abort_and_who_is_awaited_are_said_from_places_of_their_own() {
+    let mut node = root();
+    let start = node.note_start();
+    let _ = node.abort(Abort::Requested { code: 1 });
+    let [SendRequest { pieces: [piece], .. }] = sends(&mut node, 0)[..] else { panic!() };
+    assert_eq!(piece.address, CONTROL_BASE + (start + ABORT_BYTES) as u64);
 }
 
 /// Who only owes data is asked whether it lives. Told that it is awaited, it would ask its ranks for ever.
