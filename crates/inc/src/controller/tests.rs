@@ -3,6 +3,7 @@
 mod counted;
 mod fallback;
 mod identity;
+mod keep_alive;
 mod limits;
 mod overview;
 mod quotas;
@@ -432,48 +433,6 @@ fn a_host_that_dies_while_the_communicator_is_made_ends_it() {
 }
 
 #[test]
-fn a_host_that_stands_still_is_dead_after_three_misses() {
-    let mut world = World::new();
-    world.switch(SWITCH, "s", 1);
-    let (hosts, communicator) = world.ready(20, "g", 2);
-    // Here only the silent host's questions are left unanswered.
-    for second in 1..=4 {
-        world.now = world.now + Duration::from_secs(1);
-        world.controller.handle_timeout(world.now);
-        let mut outputs = Vec::new();
-        while let Some(output) = world.controller.poll_output() {
-            if let Output::Send { connection, message: FromController::Ping, .. } = output {
-                assert!(second < 4 || connection != hosts[1]);
-                if connection != hosts[1] {
-                    world.controller.handle_message(world.now, connection, ToController::Pong);
-                }
-            } else {
-                outputs.push(output);
-            }
-        }
-        assert_eq!(outputs.is_empty(), second < 4, "after {second} s: {outputs:?}");
-        if second == 4 {
-            let message = FromController::AbortCommunicator { communicator, rank: 1 };
-            assert!(outputs.contains(&Output::Send { connection: SWITCH, term: 1, message }));
-            assert!(outputs.contains(&Output::Close { connection: hosts[0] }));
-            assert!(outputs.contains(&Output::Close { connection: hosts[1] }));
-        }
-    }
-}
-
-#[test]
-fn a_controller_that_stood_still_itself_blames_nobody() {
-    let mut world = World::new();
-    world.switch(SWITCH, "s", 1);
-    let (hosts, _) = world.ready(20, "g", 2);
-    world.now = world.now + Duration::from_secs(3600);
-    world.controller.handle_timeout(world.now);
-    world.settle();
-    assert_eq!(world.heard(hosts[0]), []);
-    assert_eq!(world.controller.census().connections, 3);
-}
-
-#[test]
 fn a_switch_that_is_restarted_is_named_to_all_its_ranks() {
     let mut world = World::new();
     let spare = ConnectionId(2000);
@@ -760,34 +719,6 @@ fn limits_hold() {
     let fifth = world.join(5, "b", 2, 1);
     assert_eq!(world.refusal(fifth).to_string(), "the controller has its 3 ranks already");
     assert_eq!(world.controller.census().connections, 3);
-}
-
-#[test]
-fn those_that_say_nothing_keep_nobody_out() {
-    let config = ControllerConfig { max_strangers: 2, ..ControllerConfig::new(0) };
-    let mut world = World::with(config);
-    world.join(1, "a", 2, 0);
-    (2..=4).for_each(|number| world.connect(ConnectionId(number)));
-    let refusal = world.refusal(ConnectionId(2)).to_string();
-    let expected = "the controller has its 2 connections of peers that have not said what they are \
-                    already";
-    assert_eq!(refusal, expected);
-    // The others are still there, and who has said what it is was never in question.
-    assert_eq!(world.controller.census().connections, 3);
-    world.join(5, "a", 2, 1);
-    assert_eq!(world.heard(ConnectionId(1)), []);
-}
-
-#[test]
-fn who_says_nothing_is_sent_away() {
-    let mut world = World::new();
-    world.connect(ConnectionId(1));
-    world.pass(seconds(9.9));
-    assert_eq!(world.heard(ConnectionId(1)), []);
-    world.pass(seconds(0.1));
-    assert_eq!(world.refusal(ConnectionId(1)).to_string(), "it did not say what it is");
-    assert_eq!(world.controller.poll_timeout(), None);
-    assert_eq!(world.controller.census(), Census::default());
 }
 
 #[test]
