@@ -33,6 +33,28 @@ fn a_host_that_stands_still_is_dead_after_three_misses() {
 }
 
 #[test]
+fn everyone_is_asked_whether_it_lives_in_its_own_time() {
+    let mut world = World::new();
+    world.join(1, "g", 3, 0);
+    world.pass(seconds(0.5));
+    world.join(2, "g", 3, 1);
+    let mut asked = Vec::new();
+    while let Some(deadline) =
+        world.controller.poll_timeout().filter(|&at| at <= world.now + seconds(2.0))
+    {
+        world.controller.handle_timeout(deadline);
+        while let Some(output) = world.controller.poll_output() {
+            if let Output::Send { connection, message: FromController::Ping, .. } = output {
+                asked.push((connection.0, deadline));
+                world.controller.handle_message(deadline, connection, ToController::Pong);
+            }
+        }
+    }
+    let at = |time| Instant::ZERO + seconds(time);
+    assert_eq!(asked, [(1, at(1.0)), (2, at(1.5)), (1, at(2.0)), (2, at(2.5))]);
+}
+
+#[test]
 fn a_controller_that_stood_still_itself_blames_nobody() {
     let mut world = World::new();
     world.switch(SWITCH, "s", 1);
