@@ -125,6 +125,7 @@ fn a_result_goes_by_cells_to_where_the_bytes_of_the_segment_came_with() {
     for port in 0..2 {
         let agreed = sends(&mut node, port);
         assert_eq!(agreed.iter().map(note).collect::<Vec<_>>(), [Some(Answer::agreed(0))]);
+        assert!(agreed[0].solicited, "who waits for events is woken");
     }
     write(&mut node, 0, 0x5000, 50, &[1; 256]);
     assert_eq!(sends(&mut node, 0), []);
@@ -371,13 +372,13 @@ fn nothing_is_awaited_of_who_is_gone_or_after_an_abort() {
         let _ = sends(&mut node, port);
     }
     assert!(node.awaits(0) && node.awaits(1));
-    node.end(0);
-    assert!(!node.awaits(0) && node.awaits(1));
-    let _ = node.abort(Abort::PeerLost { rank: 0 });
-    assert!(!node.awaits(1));
+    node.end(1);
+    assert!(node.awaits(0) && !node.awaits(1));
+    let _ = node.abort(Abort::PeerLost { rank: 1 });
+    assert!(!node.awaits(0));
     // What still comes is counted, and no more than that.
     for packets in 1..=2 {
-        assert_eq!(node.contribute(1, &[1; 256]).ok(), Some(Progress::None));
+        assert_eq!(node.contribute(0, &[1; 256]).ok(), Some(Progress::None));
         assert_eq!(node.statistics().discarded_bytes, packets * 256);
     }
 }

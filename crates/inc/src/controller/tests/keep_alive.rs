@@ -84,12 +84,17 @@ fn those_that_say_nothing_keep_nobody_out() {
 
 #[test]
 fn who_says_nothing_is_sent_away() {
-    let mut world = World::new();
-    world.connect(ConnectionId(1));
-    world.pass(seconds(9.9));
-    assert_eq!(world.heard(ConnectionId(1)), []);
-    world.pass(seconds(0.1));
-    assert_eq!(world.refusal(ConnectionId(1)).to_string(), "it did not say what it is");
-    assert_eq!(world.controller.poll_timeout(), None);
-    assert_eq!(world.controller.census(), Census::default());
+    // In time, however seldom others are asked whether they live.
+    for keep_alive in [1.0, 7.0] {
+        let keep_alive_interval = seconds(keep_alive);
+        let mut world =
+            World::with(ControllerConfig { keep_alive_interval, ..ControllerConfig::new(0) });
+        world.connect(ConnectionId(1));
+        world.pass(seconds(9.9));
+        assert_eq!(world.heard(ConnectionId(1)), []);
+        world.pass(seconds(0.1));
+        assert_eq!(world.refusal(ConnectionId(1)).to_string(), "it did not say what it is");
+        assert_eq!(world.controller.poll_timeout(), None);
+        assert_eq!(world.controller.census(), Census::default());
+    }
 }
