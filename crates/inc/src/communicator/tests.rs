@@ -171,8 +171,8 @@ fn where_others_send_the_bytes_a_result_goes_to_where_the_descriptor_says() {
     }
 }
 
-#[test]
-fn a_cell_is_a_small_part_of_a_vector_in_whole_packets() {
+/// A node with one host, and packets that are longer than a descriptor.
+fn of_one_host() -> Communicator {
     let spec = CommunicatorSpec {
         id: 1,
         path_mtu: Mtu::B1024,
@@ -183,7 +183,12 @@ fn a_cell_is_a_small_part_of_a_vector_in_whole_packets() {
         has_parent: false,
         options: crate::CommunicatorOptions::default(),
     };
-    let node = Communicator::new(&spec, Slots::of(&spec), 1, (0..).map(ProtectionDomainId));
+    Communicator::new(&spec, Slots::of(&spec), 1, (0..).map(ProtectionDomainId))
+}
+
+#[test]
+fn a_cell_is_a_small_part_of_a_vector_in_whole_packets() {
+    let node = of_one_host();
     for (bytes, cell) in [
         (0, 1024),
         (32 * 1024, 1024),
@@ -385,17 +390,7 @@ fn nothing_is_awaited_of_who_is_gone_or_after_an_abort() {
 
 #[test]
 fn a_message_that_is_longer_than_any_descriptor_is_left_out_beyond_its_place() {
-    let spec = CommunicatorSpec {
-        id: 1,
-        path_mtu: Mtu::B1024,
-        segment_bytes: 128 << 10,
-        window: 1,
-        world: 1,
-        children: vec![host(0)],
-        has_parent: false,
-        options: crate::CommunicatorOptions::default(),
-    };
-    let mut node = Communicator::new(&spec, Slots::of(&spec), 1, (0..).map(ProtectionDomainId));
+    let mut node = of_one_host();
     let before = node.control.clone();
     let [piece] = node.receive_request(0, RECEIVES_PER_CHILD - 1).pieces;
     for packet in 1..u64::from(piece.length) / 1024 {

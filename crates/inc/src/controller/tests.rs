@@ -2,6 +2,7 @@
 
 mod counted;
 mod fallback;
+mod further_up;
 mod identity;
 mod keep_alive;
 mod limits;
