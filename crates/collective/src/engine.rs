@@ -18,7 +18,7 @@ use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use millstream_inc::{CollectiveCall, CollectiveError as E, StartError, Stripe};
+use millstream_inc::{CollectiveCall, CollectiveError as E, StartError, Stripe, send_window_up};
 use millstream_verbs::{
     Access, Completion, CompletionQueue, Device, Mtu, Psn, QueuePairAttributes, QueuePairState,
     Waiters,
@@ -26,7 +26,7 @@ use millstream_verbs::{
 
 use self::state::{Failure, Outcome, State};
 use crate::CollectiveError;
-use crate::tree::{Link, Tree, Work};
+use crate::tree::{Link, Tree, Work, granted};
 
 /// What a rank shares with the other threads.
 pub(crate) struct Engine {
@@ -154,7 +154,8 @@ impl Engine {
         psn: Psn,
     ) -> Result<(), millstream_verbs::ModifyError> {
         let none = QueuePairAttributes::default();
-        let Link { pair, switch, .. } = &self.links[tree];
+        let Link { pair, switch, receive_share, .. } = &self.links[tree];
+        let granted = granted(receive_share.as_ref());
         pair.modify(&QueuePairAttributes {
             state: Some(QueuePairState::Initialized),
             // Regions say where the switch may write. It asks by a WRITE of no bytes whether this rank lives, at
@@ -180,7 +181,7 @@ impl Engine {
             // The switch asks for patience when descriptors come too fast; deadlines end that.
             rnr_retry: Some(7),
             initiator_depth: Some(0),
-            send_window_bytes: edge.receive_share,
+            send_window_bytes: send_window_up(edge.receive_share, granted),
             ..none
         })?;
         self.advance(&mut self.lock(), tree);

@@ -287,7 +287,7 @@ fn join_once(
         let worker = HostWorker::of_ranks(host, plan.ranks.clone())?;
         let tree = Tree::new(worker, control, MAX_STARTED);
         let device = device.clone();
-        connected.push((tree, Link { pair, device, switch, _receive_share: receive_share }));
+        connected.push((tree, Link { pair, device, switch, receive_share }));
     }
     let engine = Engine::new(connected, trees.devices.len(), config.world, &slot);
     if plan.failover == Failover::On {

@@ -68,7 +68,12 @@ pub(crate) struct Link {
     pub(crate) device: Device,
     pub(crate) switch: IpAddr,
     /// What the switch may have in flight to the pair.
-    pub(crate) _receive_share: Option<ReceiveShare>,
+    pub(crate) receive_share: Option<ReceiveShare>,
+}
+
+/// How much the other end of a connection may have in flight, as it is told.
+pub(crate) fn granted(share: Option<&ReceiveShare>) -> Option<u32> {
+    share.map(|share| u32::try_from(share.bytes_of_one()).unwrap_or(u32::MAX))
 }
 
 /// The state of a tree.

@@ -73,7 +73,7 @@ pub use kernels::Kernel;
 pub use ranks::Ranks;
 pub use spec::{
     ACKNOWLEDGEMENT_DELAY, ChildSpec, CommunicatorOptions, CommunicatorSpec, MAX_SEGMENT_BYTES,
-    MAX_WINDOW, MAX_WORLD, ParentSpec, SpecError,
+    MAX_WINDOW, MAX_WORLD, ParentSpec, SpecError, send_window_up,
 };
 pub use stripe::{MAX_TREES, Stripe};
 pub use switch::{

@@ -64,6 +64,15 @@ pub struct ParentSpec {
     pub receive_share: Option<u32>,
 }
 
+/// Bytes that may be in flight on the way up an edge, of what the end above has room for, and of what it was told that it may
+/// have in flight on the way down.
+///
+/// What goes up waits before its link, and the acknowledgements of what comes down wait behind it. With more under way up
+/// than down, these would be too late for results to come as fast as the link is.
+pub fn send_window_up(share: Option<u32>, granted: Option<u32>) -> Option<u32> {
+    [share, granted].into_iter().flatten().min()
+}
+
 /// What the ranks of a communicator may ask for. What one of them asks for, all have.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct CommunicatorOptions {

@@ -6,7 +6,7 @@ use core::time::Duration;
 use millstream_roce::Counters;
 use millstream_sim::plan::Kind;
 use millstream_sim::scenarios::allreduce::{AllReduceOptions, Reduction};
-use millstream_sim::scenarios::inc_scale::run_buffered;
+use millstream_sim::scenarios::inc_scale::{run_buffered, run_chain};
 use millstream_sim::scenarios::transfer::{Transfer, TransferOptions};
 use millstream_sim::{ConnectionOptions, Happening, HostOptions, LinkOptions, Probability};
 use millstream_wire::Mtu;
@@ -178,4 +178,42 @@ fn switches_below_a_switch_divide_its_buffer() {
     let (dropped, report) = run_buffered(1, 64, bytes, buffer, true);
     assert_eq!(dropped, 0, "{report}");
     assert!(report.passed(), "{report}");
+}
+
+/// How long a vector takes over a link of 1 Gbit/s, in packets of `mtu` bytes.
+fn one_way(bytes: u64, mtu: Mtu) -> Duration {
+    // Ethernet with preamble and gap, IPv4, UDP, BTH and ICRC.
+    let headers = bytes.div_ceil(mtu.bytes() as u64) * 82;
+    Duration::from_nanos((bytes + headers) * 8)
+}
+
+/// A host lets its switch send a quarter of what the switch lets it send. If it used all of that, results would have a quarter of
+/// the link.
+#[test]
+fn results_come_as_fast_as_vectors_go_where_less_of_them_is_under_way() {
+    let bytes = 4 << 20;
+    let mut reduction = Reduction::new(&AllReduceOptions {
+        hosts: 2,
+        counts: vec![bytes / 4],
+        segment_bytes: 64 << 10,
+        window: 32,
+        host_budget: Some(2 << 20),
+        link: LinkOptions { queue_bytes: u64::MAX, ..LinkOptions::new(1_000_000_000, LATENCY) },
+        ..AllReduceOptions::default()
+    });
+    reduction.run();
+    let report = reduction.report();
+    assert!(report.passed(), "{report}");
+    let bound = one_way(bytes, Mtu::B1024);
+    assert!(report.virtual_time < bound * 11 / 10, "{:?} of {bound:?}", report.virtual_time);
+}
+
+/// So does a switch that has many below it, towards the one above, which has none but it.
+#[test]
+fn the_same_between_switches() {
+    let (bytes, hosts) = (4 << 20, 8);
+    let report = run_chain(1, hosts, bytes, 4 << 20);
+    assert!(report.passed(), "{report}");
+    let bound = one_way(bytes, Mtu::B4096);
+    assert!(report.virtual_time < bound * 11 / 10, "{:?} of {bound:?}", report.virtual_time);
 }

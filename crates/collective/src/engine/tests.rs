@@ -71,7 +71,7 @@ fn tree_of(slot: &EngineSlot, tree: usize) -> (Tree, Link, QueuePair, Edge) {
     let edge =
         Edge { qpn: switch.number(), psn: Psn::new(0), path_mtu: Mtu::B1024, receive_share: None };
     let tree = Tree::new(worker, control, MAX_STARTED);
-    (tree, Link { pair, device, switch: host.into(), _receive_share: None }, switch, edge)
+    (tree, Link { pair, device, switch: host.into(), receive_share: None }, switch, edge)
 }
 
 fn next_host() -> u8 {

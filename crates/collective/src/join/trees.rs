@@ -13,6 +13,7 @@ use millstream_verbs::{
 use crate::JoinError;
 use crate::engine::{EngineSlot, completion_queue};
 use crate::memory::ControlBlock;
+use crate::tree::granted;
 
 /// The switches of all trees.
 pub(super) fn all_switches(first: IpAddr, more: Vec<IpAddr>) -> Vec<IpAddr> {
@@ -83,8 +84,7 @@ impl TreeEnd {
 
     /// What the controller is told of it.
     pub(super) fn described(&self) -> HostQueuePair {
-        let bytes = self.receive_share.as_ref().map(ReceiveShare::bytes_of_one);
-        let receive_share = bytes.map(|bytes| u32::try_from(bytes).unwrap_or(u32::MAX));
+        let receive_share = granted(self.receive_share.as_ref());
         HostQueuePair { qpn: self.pair.number(), psn: self.psn, receive_share }
     }
 }

@@ -11,7 +11,9 @@ use super::{MAX_QUEUE_PAIRS, SwitchNode};
 use crate::communicator::{Communicator, Progress};
 use crate::mix::{STEP, mix};
 use crate::slots::Slots;
-use crate::spec::{ACKNOWLEDGEMENT_DELAY, ChildSpec, CommunicatorSpec, ParentSpec, SpecError};
+use crate::spec::{
+    ACKNOWLEDGEMENT_DELAY, ChildSpec, CommunicatorSpec, ParentSpec, SpecError, send_window_up,
+};
 
 /// The switch's end of the connection to one child.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -332,13 +334,14 @@ impl SwitchNode {
     ) -> Result<bool, CreateError> {
         let Some(&index) = self.communicators.get(&id) else { return Ok(false) };
         let aborted = self.endpoint.memory().get(index).and_then(Communicator::aborted);
-        let Some(&(Uplink { qpn, psn, .. }, path_mtu)) = self.uplinks.get(&id) else {
-            return Ok(false);
-        };
+        let Some(&(way_up, path_mtu)) = self.uplinks.get(&id) else { return Ok(false) };
+        let Uplink { qpn, psn, receive_share } = way_up;
         if aborted.is_some() {
             return Ok(false);
         }
-        self.connect(now, qpn, parent, path_mtu, psn)
+        let receive_share = send_window_up(parent.receive_share, receive_share);
+        let parent = ParentSpec { receive_share, ..*parent };
+        self.connect(now, qpn, &parent, path_mtu, psn)
             .map_err(|error| CreateError::ConnectParent { error })?;
         self.uplinks.remove(&id);
         let port = self.endpoint.memory().get(index).map_or(0, |it| it.ports() - 1);

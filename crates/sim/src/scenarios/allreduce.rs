@@ -8,7 +8,7 @@ use std::sync::Arc;
 use millstream_inc::{
     CONTROL_BYTES, ChildSpec, Collective, CollectiveCall, CollectiveError, CommunicatorOptions,
     CommunicatorSpec, DataType, HostConfig, HostWorker, Mode, Ranks, ReduceOperation, SwitchConfig,
-    SwitchEvent, SwitchNode,
+    SwitchEvent, SwitchNode, send_window_up,
 };
 use millstream_roce::{
     Access, CompletionQueueId, Endpoint, EndpointConfig, IcrcCheck, Instant, OwnedMemory,
@@ -52,6 +52,8 @@ pub struct AllReduceOptions {
     pub host_budget: Option<u64>,
     /// Each direction of each host's link.
     pub link: LinkOptions,
+    /// The same of links between switches, if they are others.
+    pub uplink: Option<LinkOptions>,
     /// How the hosts and switches send and receive, unless `switch` says another thing.
     pub host: HostOptions,
     /// How the switch does, if it does otherwise.
@@ -75,6 +77,7 @@ impl Default for AllReduceOptions {
             window: 32,
             pause: Duration::from_micros(50),
             link: LinkOptions::default(),
+            uplink: None,
             host: HostOptions::default(),
             switch: None,
             receive_budget: None,
@@ -154,7 +157,7 @@ impl<'a> Reduction<'a> {
                 qpn: edge.qpn,
                 send_psn: builder.child.psn,
                 receive_psn: edge.psn,
-                receive_share: edge.receive_share,
+                receive_share: send_window_up(edge.receive_share, builder.child.receive_share),
             };
             let rank = builder.build(&remote, options, calls);
             let participant = Participant::Rank(Box::new(rank));

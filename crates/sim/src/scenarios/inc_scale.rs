@@ -11,6 +11,7 @@ use core::time::Duration;
 use millstream_inc::plan::{Candidate, Child, FanIn, PlanOptions, SwitchId, Tree, TreeNode};
 use millstream_inc::{
     ChildSpec, CommunicatorOptions, CommunicatorSpec, ParentSpec, SwitchConfig, SwitchNode, Uplink,
+    send_window_up,
 };
 use millstream_roce::{IcrcCheck, Instant};
 use millstream_wire::Mtu;
@@ -175,6 +176,37 @@ pub fn run_buffered(
     (simulation.count(Happening::ReceiveBufferFull), report)
 }
 
+/// Runs one allreduce of so many bytes where the root has one switch below it, over a link of 1 Gbit/s, and that has all
+/// hosts, over links that are faster. The receive buffers of the switches hold `budget` bytes.
+pub fn run_chain(seed: u64, hosts: u32, bytes: u64, budget: u64) -> Report {
+    let options = AllReduceOptions {
+        seed,
+        hosts,
+        counts: vec![bytes / 4],
+        segment_bytes: 64 << 10,
+        window: 32,
+        pause: Duration::ZERO,
+        link: LinkOptions::new(RATE, LATENCY),
+        uplink: Some(LinkOptions {
+            queue_bytes: u64::MAX,
+            ..LinkOptions::new(1_000_000_000, LATENCY)
+        }),
+        receive_budget: Some(budget),
+        connection: ConnectionOptions { path_mtu: MTU, reads: 0, ..ConnectionOptions::DEFAULT },
+        call_limit: Duration::from_secs(60),
+        ..AllReduceOptions::default()
+    };
+    let leaf = (0..hosts).map(|rank| Child::Host { rank }).collect();
+    let nodes = vec![
+        TreeNode { switch: SwitchId(0), parent: None, children: vec![Child::Switch { node: 1 }] },
+        TreeNode { switch: SwitchId(1), parent: Some(0), children: leaf },
+    ];
+    let tree = Tree::new(nodes).expect("it is a tree");
+    let (simulation, simulated) = run_tree(&options, &tree);
+    let what = format!("{hosts} hosts below two switches, {bytes} bytes, budget {budget}");
+    report_of(&simulation, seed, what, bytes * u64::from(hosts), simulated)
+}
+
 fn report_of(
     simulation: &Simulation<'_, Participant>,
     seed: u64,
@@ -274,13 +306,14 @@ fn build(
             let child = node.children.iter().find(|child| tree.lowest_rank(**child) == edge.rank);
             match *child.expect("an edge is a child's") {
                 Child::Host { rank } => {
-                    let send_psn = hosts[rank as usize].child.psn;
+                    let &ChildSpec { psn: send_psn, receive_share: granted, .. } =
+                        &hosts[rank as usize].child;
                     remotes[rank as usize] = Some(Remote {
                         address: place(index),
                         qpn: edge.qpn,
                         send_psn,
                         receive_psn: edge.psn,
-                        receive_share: edge.receive_share,
+                        receive_share: send_window_up(edge.receive_share, granted),
                     });
                 }
                 Child::Switch { node: below } => {
@@ -303,7 +336,8 @@ fn build(
         .collect();
     for (index, node) in tree.nodes().iter().enumerate() {
         if let Some(parent) = node.parent {
-            simulation.connect(places[index], places[parent], options.link);
+            let link = options.uplink.unwrap_or(options.link);
+            simulation.connect(places[index], places[parent], link);
         }
     }
     let hosts = hosts.into_iter().zip(calls).zip(remotes).enumerate();
