@@ -240,3 +240,49 @@ impl Owner for Shared {
         self.ended(ended);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use millstream_net::cuda::pretended::Pretended;
+
+    use super::super::flow::tests::submit_from;
+    use super::*;
+    use crate::tcp::testing::Room;
+    use crate::{TransferState, gpu};
+
+    const LENGTH: usize = 4096;
+
+    /// Whoever tells of the disk does so for all files, and must not wait for a GPU.
+    #[test]
+    fn what_was_read_for_memory_of_a_gpu_is_copied_by_the_thread_of_mapped_files() {
+        let room = Room::new(LENGTH);
+        let pretended = Pretended::default();
+        let (_engine, of_gpu) = gpu::tests::registered(&pretended);
+        for (local, by_thread) in [(Arc::clone(&room.local), false), (of_gpu, true)] {
+            let disk = Arc::new(Disk::start(None).unwrap());
+            let mapped = Mapped::new(&disk, OpenFiles::new(), Duration::from_secs(60));
+            let shared = Arc::clone(&mapped.shared);
+            let mut state = shared.queue.lock();
+            let batch = submit_from(&mut state.flow, &local, LENGTH as u64, &[Opcode::Read]);
+            let Part { id, opcode, address, .. } = state.flow.begin(BUFFERS).unwrap();
+            state.own.under_way = 1;
+            drop(state);
+            let mut buffer = AlignedBuffer::new(LENGTH);
+            buffer.bytes_mut().fill(7);
+            let is_there = || {
+                let mut bytes = vec![0; LENGTH];
+                assert!(local.enter().unwrap().copy_out(address, &mut bytes));
+                bytes == [7; LENGTH]
+            };
+            assert!(!is_there());
+            shared.done(Ended { opcode, id, buffer, range: 0..LENGTH, result: Ok(()) });
+            let under_way = shared.queue.lock().own.under_way;
+            assert_eq!((is_there(), under_way), (!by_thread, usize::from(by_thread)));
+            // What its thread does, which is not there.
+            mapped.stop();
+            shared.work();
+            assert!(is_there());
+            assert_eq!(batch.status(0).unwrap().state, TransferState::Completed);
+        }
+    }
+}
