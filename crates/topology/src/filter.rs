@@ -51,10 +51,12 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_list_allows_all() {
-        for text in ["", " ", ",, ,"] {
-            assert_eq!(DeviceFilter::parse(text), DeviceFilter::all());
+    fn an_empty_list_and_all_allow_all() {
+        for text in ["", " ", ",, ,", "all", " ALL "] {
+            assert_eq!(DeviceFilter::parse(text), DeviceFilter::all(), "{text:?}");
         }
+        // Among others it is a name.
+        assert!(!DeviceFilter::parse("all,mlx5_0").allows("mlx5_1"));
         assert!(DeviceFilter::all().allows("mlx5_0"));
         assert!(DeviceFilter::all().unknown(&[]).is_empty());
     }
