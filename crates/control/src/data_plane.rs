@@ -222,7 +222,43 @@ fn queue_pairs(shards: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use std::net::{Ipv4Addr, SocketAddr};
+
+    use millstream_inc::{ChildSpec, CommunicatorOptions, Ranks};
+    use millstream_wire::{Mtu, Psn, Qpn};
+
     use super::*;
+
+    /// A switch with room for whatever there are queue pairs for.
+    fn open(shards: usize) -> DataPlane {
+        let process = std::process::id();
+        let host = Ipv4Addr::new(127, 64 | (process >> 8) as u8 & 63, process as u8, 9);
+        let controller = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
+        let config = RunConfig::new(controller, "switch", host.into());
+        let node = SwitchConfig { max_communicators: 1000, ..config.node };
+        DataPlane::open(&RunConfig { shards, node, ..config }).unwrap()
+    }
+
+    fn spec(id: u64, children: u32) -> CommunicatorSpec {
+        let child = |rank| ChildSpec {
+            ranks: Ranks::one(rank),
+            address: Ipv4Addr::new(127, 0, 0, 2).into(),
+            qpn: Qpn::new(0x100 + rank),
+            psn: Psn::new(rank),
+            is_switch: false,
+            receive_share: None,
+        };
+        CommunicatorSpec {
+            id,
+            path_mtu: Mtu::B1024,
+            segment_bytes: 1024,
+            window: 1,
+            world: children,
+            children: (0..children).map(child).collect(),
+            has_parent: false,
+            options: CommunicatorOptions::default(),
+        }
+    }
 
     #[test]
     fn queue_pairs_that_are_promised_are_there_for_nodes_of_any_size() {
@@ -234,5 +270,20 @@ mod tests {
             let most = free.iter_mut().max().unwrap();
             *most = most.checked_sub(ports).expect("it has room");
         }
+    }
+
+    #[test]
+    fn a_node_is_in_the_shard_with_the_fewest_of_those_with_queue_pairs_for_it() {
+        let mut switch = open(2);
+        let mut shard_of = |id, children| {
+            switch.create(&spec(id, children)).unwrap();
+            switch.places[&id]
+        };
+        // All that are large are in the first shard: of 4,096 queue pairs one is left there.
+        for id in (0..130).step_by(2) {
+            assert_eq!([shard_of(id, 63), shard_of(id + 1, 1)], [0, 1], "{id}");
+        }
+        // There are as many in both, and then one less where there is one queue pair.
+        assert_eq!([(130, 63), (131, 2), (132, 1)].map(|(id, n)| shard_of(id, n)), [1, 1, 0]);
     }
 }
