@@ -89,6 +89,86 @@ fn the_largest_group_is_made_with_its_switch_while_strangers_come() {
     assert!(is_taken(&mut world, 200, ToController::Resume(Resume { term: 0, ..resume })));
 }
 
+/// Its groups need it, whoever has come in its place meanwhile; another process of its name serves nobody.
+#[test]
+fn a_switch_that_comes_back_is_taken_where_there_are_as_many_as_there_may_be() {
+    for (incarnation, taken) in [(3, true), (4, false)] {
+        let config = ControllerConfig { max_switches: 1, ..ControllerConfig::new(7) };
+        let mut world = World::with(config);
+        let presence = Presence { incarnation: 3, ..Presence::default() };
+        world.switch_with(SWITCH, "s", 1, presence);
+        let (hosts, communicator) = world.ready(10, "g", 2);
+        world.close(SWITCH);
+        world.switch(ConnectionId(1001), "t", 2);
+        assert_eq!(world.heard(ConnectionId(1001)), [FromController::Registered]);
+        let back = ConnectionId(1002);
+        world.switch_with(back, "s", 1, Presence { incarnation, held: 1, ..presence });
+        assert_eq!(!world.closed.contains(&back), taken);
+        if taken {
+            let group = world.controller.groups.values().next().unwrap().identity;
+            let nodes = vec![HeldNode { group, ..node(communicator) }];
+            world.say(back, ToController::Held { nodes });
+            assert_eq!(world.heard(back), [FromController::Registered]);
+        }
+        let aborted =
+            world.heard(hosts[0]).iter().any(|it| matches!(it, FromController::Abort { .. }));
+        assert_eq!(aborted, !taken);
+    }
+}
+
+/// So it is whether a rank has claimed the node that it has, or one may yet.
+#[test]
+fn a_switch_that_comes_back_with_as_much_as_it_can_have_is_asked_for_nothing_more() {
+    let limits = |communicators, queue_pairs| SwitchLimits {
+        communicators,
+        memory_bytes: 1 << 40,
+        queue_pairs,
+    };
+    let widest = HeldNode { children: 64, ..node(77) };
+    for (limits, has_room) in [
+        (limits(1, 4096), false),
+        (limits(2, 4096), true),
+        // Of 65 each.
+        (limits(9, 129), false),
+        (limits(9, 130), true),
+    ] {
+        for is_claimed in [false, true] {
+            let mut world = World::new();
+            let presence = holding(1);
+            let address = IpAddr::from([127, 0, 1, 1]);
+            let register = || {
+                let name = "s".to_owned();
+                ToController::Register { name, address, limits, presence }
+            };
+            // The other one has more nodes: it is asked only for what finds no room at the first.
+            let other = ConnectionId(1001);
+            world.switch_with(other, "t", 2, holding(2));
+            let nodes = [78, 79].map(|it| HeldNode { group: [1, it], ..node(it) });
+            world.say(other, ToController::Held { nodes: nodes.to_vec() });
+            for connection in [SWITCH, ConnectionId(1002)] {
+                world.connect(connection);
+                world.say(connection, register());
+                world.say(connection, ToController::Held { nodes: vec![widest.clone()] });
+                assert_eq!(world.heard(connection), [FromController::Registered]);
+                if connection == SWITCH {
+                    if is_claimed {
+                        let resume = Resume { world: 64, ..claim(64, 0) };
+                        assert!(is_taken(&mut world, 200, ToController::Resume(resume)));
+                    }
+                    world.close(SWITCH);
+                }
+            }
+            let host = world.join(300, "h", 1, 0);
+            let heard = world.heard(host);
+            let [FromController::GroupReady { switch_address, .. }] = heard[..] else {
+                panic!("{heard:?}");
+            };
+            let place = if has_room { 1 } else { 2 };
+            assert_eq!(switch_address, IpAddr::from([127, 0, 1, place]), "{limits:?} {is_claimed}");
+        }
+    }
+}
+
 #[test]
 fn a_tree_may_be_as_deep_as_switches_are() {
     let fan_in = FanIn::new(2).unwrap();
