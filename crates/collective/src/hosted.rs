@@ -278,3 +278,97 @@ impl HostedSwitch {
             .map(drop)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, TcpListener};
+
+    use millstream_inc::protocol::SwitchChild;
+    use millstream_inc::{CommunicatorOptions, Ranks};
+    use millstream_verbs::{Psn, Qpn, SoftConfig};
+
+    use super::*;
+    use crate::control::{Proofs, connect};
+
+    const PATIENCE: Duration = Duration::from_secs(10);
+
+    fn start() -> (Arc<HostedSwitch>, IpAddr) {
+        let host = IpAddr::from([127, 98, std::process::id() as u8, 1]);
+        let device = Device::open_soft(&SoftConfig::new(host)).unwrap();
+        (Arc::new(HostedSwitch::start(&device).unwrap().0), host)
+    }
+
+    /// Has a node made, with a child that nobody is.
+    fn create(switch: &HostedSwitch, address: IpAddr, communicator: u64) {
+        let (qpn, psn) = (Qpn::new(77), Psn::new(0));
+        let ranks = Ranks::one(0);
+        let child = SwitchChild { ranks, is_switch: false, address, qpn, psn, receive_share: None };
+        let created = switch.obey(FromController::CreateCommunicator {
+            communicator,
+            group: [1, 2],
+            path_mtu: Mtu::B1024,
+            segment_bytes: 4096,
+            window: 2,
+            world: 1,
+            has_parent: false,
+            children: vec![child],
+            tree: 0,
+            options: CommunicatorOptions::default(),
+        });
+        let created = created.unwrap().unwrap();
+        assert!(matches!(created, ToController::CommunicatorCreated { .. }), "{created:?}");
+    }
+
+    /// How many nodes there are, and whether they take memory.
+    fn held(switch: &HostedSwitch) -> (usize, bool) {
+        let node = switch.running.shared().lock_regardless();
+        (node.communicators(), node.memory_used() > 0)
+    }
+
+    #[test]
+    fn a_node_that_is_destroyed_or_cannot_be_connected_is_gone_and_no_other() {
+        let (switch, address) = start();
+        create(&switch, address, 1);
+        for _ in 0..2 {
+            create(&switch, address, 2);
+            assert_eq!(held(&switch), (2, true));
+            let destroy = || FromController::DestroyCommunicator { communicator: 2 };
+            let destroyed = ToController::CommunicatorDestroyed { communicator: 2 };
+            assert_eq!(switch.obey(destroy()), Ok(Some(destroyed)));
+            assert_eq!(held(&switch), (1, true));
+            assert_eq!(switch.obey(destroy()), Ok(None));
+        }
+        // It has none above.
+        let (qpn, psn) = (Qpn::new(78), Psn::new(0));
+        let (communicator, receive_share) = (1, None);
+        let parent =
+            FromController::ConnectParent { communicator, address, qpn, psn, receive_share };
+        let failed = switch.obey(parent).unwrap().unwrap();
+        assert!(matches!(failed, ToController::CommunicatorFailed { .. }), "{failed:?}");
+        assert_eq!(held(&switch), (0, false));
+    }
+
+    #[test]
+    fn a_node_whose_ports_have_heard_of_its_abort_is_gone_though_no_controller_is_there() {
+        let (switch, address) = start();
+        (1..4).for_each(|communicator| create(&switch, address, communicator));
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let controller = listener.local_addr().unwrap();
+        let (sender, _) =
+            connect(controller, &Proofs::default(), PATIENCE, PATIENCE, |_| ()).unwrap();
+        sender.close();
+        let (events, happened) = mpsc::channel();
+        let abort = Abort::PeerLost { rank: 0 };
+        for communicator in [3, 1] {
+            events.send(SwitchEvent::Aborted { communicator, abort }).unwrap();
+        }
+        drop(events);
+        switch.tell(happened, Arc::new(sender)).unwrap();
+        // The thread ends with the events.
+        while Arc::weak_count(&switch) > 0 {
+            thread::yield_now();
+        }
+        assert_eq!(held(&switch), (1, true));
+        assert!(switch.nodes().keys().eq(&[2]));
+    }
+}
