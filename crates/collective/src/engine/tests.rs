@@ -1,7 +1,10 @@
-use std::net::Ipv4Addr;
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 
 use millstream_inc::{Collective, DataType, HostConfig, HostWorker, Mode, ReduceOperation};
-use millstream_verbs::{QueuePair, QueuePairCapabilities, SoftConfig};
+use millstream_verbs::{
+    Piece, QueuePair, QueuePairCapabilities, SendOperation, SendRequest, SoftConfig,
+};
 
 use super::*;
 use crate::LONGEST;
@@ -115,6 +118,43 @@ fn trees_that_others_have_replaced_keep_no_copies() {
     engine.halt();
     engine.retire();
     assert!(!keeps());
+}
+
+/// The numbers of the packets that have come, until there are so many, and then what else has come by then.
+fn packets(socket: &UdpSocket, count: usize) -> BTreeSet<[u8; 3]> {
+    let (mut numbers, mut packet) = (BTreeSet::new(), [0; 2048]);
+    loop {
+        socket.set_nonblocking(numbers.len() >= count).unwrap();
+        match socket.recv(&mut packet) {
+            // The packet sequence number, in the base transport header.
+            Ok(_) => numbers.insert([packet[9], packet[10], packet[11]]),
+            Err(_) => return numbers,
+        };
+    }
+}
+
+/// A switch that acknowledges nothing gets so much.
+#[test]
+fn no_more_is_under_way_to_a_switch_than_it_has_told_that_it_has_room_for() {
+    // Of the path MTU, and what each takes of a buffer beside its bytes.
+    let room = |packets: u32| Some(packets * (1024 + 352));
+    for (receive_share, count) in [(Some(0), 1), (room(3), 3), (room(6), 6), (None, 8)] {
+        let slot = EngineSlot::default();
+        let (tree, mut link, _unused, mut edge) = tree_of(&slot, 0);
+        let process = std::process::id();
+        let host = [127, 64 | (process >> 8) as u8 & 63, process as u8, 255 - next_host()];
+        link.switch = IpAddr::from(host);
+        edge.receive_share = receive_share;
+        let socket = UdpSocket::bind((link.switch, 4791)).unwrap();
+        socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        let engine = Engine::new(vec![(tree, link)], 1, 2, &slot);
+        engine.connect(0, &edge, Psn::new(0)).unwrap();
+        let pair = &engine.links[0].pair;
+        let nothing = Piece { key: 0, address: 0, length: 0 };
+        let send = SendOperation::Send { immediate: None };
+        pair.post_send(&[0; 8].map(|id| SendRequest::new(id, send, [nothing]))).unwrap();
+        assert_eq!(packets(&socket, count).len(), count, "{receive_share:?}");
+    }
 }
 
 /// Whether the collective under way is overdue.
