@@ -4,11 +4,12 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Cluster, PATIENCE, each, joined, leave, on_both};
+use common::{Cluster, PATIENCE, each, joined, leave, on_both, skip};
 use millstream_collective::{
     Call, Collective, CollectiveError, Communicator, DataType, Element, JoinConfig, Mode,
     ReduceOperation,
 };
+use millstream_verbs::Device;
 
 use ReduceOperation::Sum;
 
@@ -309,4 +310,35 @@ fn who_sets_no_limit_waits_for_ever_and_not_beyond_the_clock() {
     let mut vector = [7_i32];
     communicator.all_reduce_in_place(&mut vector, Sum).unwrap();
     assert_eq!(vector, [7]);
+}
+
+/// More peers than any receive buffer has room for.
+const MANY: usize = 1000;
+
+/// How many peers more a device would tell that it has room for as much as the first.
+fn room(device: &Device) -> usize {
+    let grant = || device.grant_receive_share(1).unwrap();
+    let first = grant().bytes_of_one();
+    let shares = std::iter::repeat_with(grant).take(MANY);
+    // They are there until all are counted.
+    let full: Vec<_> = shares.take_while(|it| it.bytes_of_one() == first).collect();
+    full.len()
+}
+
+/// What a rank has told its switch, which sends it no more, nobody else is told as long as that may come.
+#[test]
+fn a_rank_has_its_share_of_the_receive_buffer_until_it_leaves() {
+    let cluster = Cluster::start(1);
+    let config = cluster.config("share", 1, 0);
+    let before = room(&config.device);
+    if before == MANY {
+        return skip(
+            "the receive buffer is so small that all get the least: raise net.core.rmem_max",
+        );
+    }
+    let mut rank = Communicator::join(&config).unwrap();
+    assert_eq!(room(&config.device), before - 1);
+    rank.all_reduce_in_place(&mut vec![1_i32; 1000], Sum).unwrap();
+    drop(rank);
+    assert_eq!(room(&config.device), before);
 }
