@@ -56,21 +56,25 @@ class Offered(WithFile):
             self.assertEqual(region.read(), bytes([1]) * LENGTH)
 
     def test_many_threads_name_the_first_file(self):
-        engine, failures = self.engine("auto"), []
+        # Each engine has one moment in which a thread could install what another one is installing.
+        for _ in range(10):
+            engine, failures, begin = self.engine("auto"), [], threading.Barrier(8)
 
-        def register(number):
-            try:
-                engine.register_file(self.path, name=str(number))
-            except Exception as error:
-                failures.append(error)
+            def register(number):
+                begin.wait(60)
+                try:
+                    engine.register_file(self.path, name=str(number))
+                except Exception as error:
+                    failures.append(error)
 
-        threads = [threading.Thread(target=register, args=(number,)) for number in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        self.assertEqual(failures, [])
-        self.assertEqual(engine.files, [f"nvmeof/{engine.name}/{number}" for number in range(8)])
+            threads = [threading.Thread(target=register, args=(number,)) for number in range(8)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            self.assertEqual(failures, [])
+            self.assertEqual(engine.files, [f"nvmeof/{engine.name}/{number}" for number in range(8)])
+            engine.close()
 
     def test_a_file_is_for_reading_unless_said_and_as_long_as_said(self):
         there, here = self.engine(), self.engine()
