@@ -19,7 +19,7 @@
 //! ```
 //!
 //! A [`Stopwatch`] measures for tests what is promised to be over in time, on a machine that is busy or
-//! stands still now and then.
+//! stands still now and then. An [`RdmaLibrary`] shows which RDMA devices a program looks for, on a machine without.
 
 #![forbid(unsafe_code)]
 
@@ -30,6 +30,7 @@ mod lab;
 mod layout;
 mod plan;
 mod rate;
+mod rdma_library;
 mod record;
 mod routes;
 mod script;
@@ -41,6 +42,7 @@ pub use lab::Lab;
 pub use layout::{Host, Layout, Nic};
 pub use plan::{Family, Link, Plan};
 pub use rate::{ParseRateError, Rate};
+pub use rdma_library::RdmaLibrary;
 pub use record::{Labs, Process, Record};
 pub use script::Cut;
 pub use stopwatch::{Stopwatch, Took};
