@@ -5,7 +5,9 @@ mod common;
 use std::fs;
 use std::net::Ipv4Addr;
 
-use common::{compile, compile_with, folder};
+use common::{compile, compile_with, folder, run};
+use millstream_lab::RdmaLibrary;
+use millstream_net::address::local_addresses;
 use millstream_transfer::{Config, FileOptions, NvmeofConfig, TransferEngine};
 
 #[test]
@@ -29,6 +31,32 @@ fn a_range_is_good_wholly_in_one_buffer_and_else_touches_nothing() {
 #[test]
 fn programs_written_for_the_original_find_what_they_rely_on() {
     compile("leniency").run(&[]);
+}
+
+/// Where no settings name devices, all: those of them that work. On loopback only what is named.
+#[test]
+fn an_engine_that_discovers_its_transports_takes_the_devices_of_the_system() {
+    let library = RdmaLibrary::compile(&folder("devices-library"), &["mlx5_0", "mlx5_1"]).unwrap();
+    let program = compile("devices");
+    let (first, second) = ("mlx5_0", "mlx5_1");
+    let reached = local_addresses().unwrap().into_iter().map(|(_, address)| address);
+    let reached = reached.filter(|it| it.is_ipv4() && !it.is_loopback()).map(|it| it.to_string());
+    let elsewhere = reached.take(1).map(|host| (host, "", "discover", vec![first, second]));
+    let here = [
+        ("", "discover", vec![]),
+        ("", "install", vec![]),
+        ("all", "discover", vec![first, second]),
+        ("all", "install", vec![first, second]),
+        ("missing,mlx5_1", "discover", vec![second]),
+    ];
+    let here = here.map(|(named, how, tried)| ("127.0.0.1".to_owned(), named, how, tried));
+    for (host, named, how, tried) in elsewhere.chain(here) {
+        let mut command = program.command();
+        command.args([&host, how]).env("MC_TE_FILTERS", named).env_remove("MC_FORCE_TCP");
+        library.put_before(&mut command);
+        let stderr = String::from_utf8(run(&mut command).stderr).unwrap();
+        assert_eq!(RdmaLibrary::tried(&stderr), tried, "{host} {named:?} {how}: {stderr}");
+    }
 }
 
 #[test]
