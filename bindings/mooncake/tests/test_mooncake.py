@@ -3,9 +3,11 @@
 import gc
 import mmap
 import os
+import pathlib
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import unittest
@@ -104,6 +106,37 @@ class BadCalls(unittest.TestCase):
             pass
 
         self.assertEqual(Mine().get_batch_transfer_status([]), 0)
+
+
+class Devices(unittest.TestCase):
+    """Which RDMA devices an engine looks for, seen by a library whose devices cannot be opened."""
+
+    def test_all_of_the_system_or_those_that_are_named(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        source = pathlib.Path(__file__).resolve().parents[3] / "crates/lab/src/rdma_library.c"
+        library = pathlib.Path(folder.name) / "libibverbs.so.1"
+        names = '-DNAMES="mlx5_0","mlx5_1"'
+        subprocess.run(["cc", names, "-shared", "-fPIC", "-o", library, source], check=True)
+        both = ["mlx5_0", "mlx5_1"]
+        for protocol, named, setting, expected in [
+            ("rdma", "", "", both),
+            ("rdma", "", "all", both),
+            ("rdma", "", "missing,mlx5_1", ["mlx5_1"]),
+            ("rdma", " mlx5_0 , missing", "mlx5_1", ["mlx5_0"]),
+            ("tcp", "", "all", []),
+        ]:
+            code = (
+                "from mooncake.engine import TransferEngine\n"
+                f"assert TransferEngine().initialize({HOST!r}, 'P2PHANDSHAKE', {protocol!r}, {named!r}) == 0"
+            )
+            environment = os.environ | {"LD_LIBRARY_PATH": folder.name, "MC_TE_FILTERS": setting}
+            done = subprocess.run(
+                [sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, env=environment, timeout=200
+            )
+            self.assertEqual(done.returncode, 0, done.stderr)
+            tried = [line.removeprefix("opens ") for line in done.stderr.splitlines() if line.startswith("opens ")]
+            self.assertEqual(tried, expected, (protocol, named, setting, done.stderr))
 
 
 class Addresses(unittest.TestCase):
