@@ -8,6 +8,8 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 
 use common::{Folder, Running, address, bytes, millstream, node, run, transfer};
+use millstream_lab::RdmaLibrary;
+use serde_json::json;
 
 /// The first bytes of a segment.
 fn get(segment: &str, length: usize) -> Vec<u8> {
@@ -245,4 +247,36 @@ fn files_are_offered_for_reading_and_writing() {
         bad.failure(2),
         "--segment \"nvmeof/x\" is no name of a file: the form is nvmeof/host:port/file"
     );
+}
+
+/// Those of the system, and names of which some are of no device: with `auto` and without any that works there is no rdma.
+#[test]
+fn it_has_those_devices_that_work_of_all_or_of_those_that_are_named() {
+    let folder = Folder::new();
+    let library = RdmaLibrary::compile(folder.path(), &["mlx5_0", "mlx5_1"]).unwrap();
+    let soft = format!("soft-{}", address());
+    for (protocol, named, tried, devices) in [
+        ("auto", "all", vec!["mlx5_0", "mlx5_1"], Some(vec![])),
+        ("auto", "missing,mlx5_1", vec!["mlx5_1"], Some(vec![])),
+        ("rdma", &format!("missing,mlx5_1,{soft}"), vec!["mlx5_1"], Some(vec![&soft])),
+        ("rdma", "all", vec!["mlx5_0", "mlx5_1"], None),
+        ("rdma", "missing", vec![], None),
+    ] {
+        let mut command = millstream();
+        let setting = format!("rdma.devices={named}");
+        command.args(["node", "--buffer=1", "--protocol", protocol, "--set", &setting]);
+        command.args(["--bind", &address()]);
+        library.put_before(&mut command);
+        let mut node = Running::start("node", &mut command);
+        if let Some(devices) = &devices {
+            let ready = node.ready();
+            assert_eq!(ready["devices"], json!(devices), "{protocol} {named}");
+            let transports = ready["transports"].as_array().unwrap();
+            assert_eq!(transports.contains(&json!("rdma")), !devices.is_empty());
+            node.signal("TERM");
+        }
+        let output = node.output();
+        assert_eq!(RdmaLibrary::tried(&output.stderr), tried, "{protocol} {named}");
+        assert_eq!(output.status.success(), devices.is_some(), "{}", output.stderr);
+    }
 }
