@@ -83,8 +83,8 @@ pub(crate) struct Requester {
     deadline: Option<Instant>,
     /// When the peer last moved us forward, or the first packet in flight was sent.
     last_progress: Instant,
-    /// The loss that was acted on.
-    recovered: Option<Recovery>,
+    /// The loss at this number was acted on, at this time.
+    recovered: Option<(u64, Instant)>,
     window: Window,
     /// The most packets with data in flight that the peer has room for.
     send_limit: u64,
@@ -129,17 +129,6 @@ pub(crate) struct SendWork {
 
 // Two cache lines: a queue of them is walked with every packet.
 const _: () = assert!(size_of::<SendWork>() <= 128);
-
-/// What was sent again since the peer reported a loss.
-#[derive(Clone, Copy, Debug)]
-struct Recovery {
-    /// From this packet on.
-    psn: u64,
-    at: Instant,
-    /// The packet may have been overtaken by others. If a probe brought its loss to light, it was not: nothing
-    /// else was on its way.
-    maybe_overtaken: bool,
-}
 
 impl SendWork {
     fn end(&self) -> u64 {
@@ -358,7 +347,11 @@ impl Requester {
         // Whatever the peer was not ready for, it has taken since.
         self.rnr_until = None;
         self.round_trip.acknowledged(now, self.unacknowledged);
-        if self.recovered.is_some_and(|it| it.psn < self.unacknowledged && self.is_late(now, it)) {
+        if let Some((psn, sent_at)) = self.recovered
+            && self.unacknowledged > psn
+            && self.answers_original(now, sent_at)
+        {
+            // What was missing has come after what was sent behind it.
             self.window.was_reordered();
         }
         self.window.acknowledged(packets as u32, self.round_trip.delay());
@@ -371,17 +364,16 @@ impl Requester {
         self.arm(now);
     }
 
-    /// Whether an answer of now is to packets that were late, and not to what was sent again.
-    fn is_late(&self, now: Instant, recovery: Recovery) -> bool {
-        let elapsed = now.saturating_duration_since(recovery.at);
-        recovery.maybe_overtaken && self.round_trip.is_too_soon(elapsed)
+    /// Whether what came now answers what had been sent before it was sent again.
+    fn answers_original(&self, now: Instant, sent_again_at: Instant) -> bool {
+        self.round_trip.is_too_soon(now.saturating_duration_since(sent_again_at))
     }
 
     /// A NAK that comes so late can be about what was sent again. One that was on its way before
     /// is not counted twice.
     fn forget_recovery(&mut self, now: Instant) {
-        let answers = |recovery: Recovery| {
-            self.round_trip.is_possible(now.saturating_duration_since(recovery.at))
+        let answers = |(_, sent_at): (u64, Instant)| {
+            self.round_trip.is_possible(now.saturating_duration_since(sent_at))
         };
         if self.recovered.is_some_and(answers) {
             self.recovered = None;

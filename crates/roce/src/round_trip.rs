@@ -121,15 +121,10 @@ impl RoundTrip {
         self.smoothed.is_some_and(|usual| elapsed >= usual + self.variation)
     }
 
-    /// Whether an answer that comes so soon is to something that was sent before, where what makes up the usual round trip
-    /// is still on the way.
+    /// Whether an answer that comes so soon is to something that was sent before. A queue that was there before may be
+    /// gone, but not within a round trip.
     pub(crate) fn is_too_soon(&self, elapsed: Duration) -> bool {
         self.smoothed.is_some_and(|usual| elapsed < usual / 2)
-    }
-
-    /// Whether the peer was silent, and nothing was measured since.
-    pub(crate) fn was_silent(&self) -> bool {
-        self.backoff > 0
     }
 
     /// Whether packets spend most of their time in queues. That an answer waits at the peer is none.

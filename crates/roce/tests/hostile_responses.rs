@@ -216,7 +216,7 @@ fn what_was_sent_again_may_be_lost_again() {
 #[test]
 fn what_was_overtaken_is_no_loss() {
     let flight = 64;
-    for (overtaken, elapsed) in [(true, 1), (true, 499), (false, 500), (false, 2000)] {
+    for (overtaken, elapsed) in [(true, 249), (true, 499), (false, 500), (false, 2000)] {
         let mut victim = Victim::new(&[write()], 256 * 1000);
         victim.pair.now = victim.pair.now + Duration::from_millis(1);
         victim.acknowledge(FIRST + flight - 1, Syndrome::ACK_UNLIMITED);
@@ -236,22 +236,6 @@ fn what_was_overtaken_is_no_loss() {
             assert_eq!((sent[0], retransmissions), (missing + 1, 2), "after {elapsed} us");
         }
     }
-}
-
-/// The end of a burst is lost where a queue is full. What is sent again after the silence may be answered sooner than anything
-/// of the burst: the loss was one, and takes its part of the window.
-#[test]
-fn what_a_probe_brings_to_light_is_lost() {
-    let mut victim = Victim::new(&[write()], 256 * 1000);
-    victim.pair.now = victim.pair.now + Duration::from_millis(1);
-    victim.acknowledge(FIRST + 63, Syndrome::ACK_UNLIMITED);
-    assert_eq!(victim.sent().len(), 128, "slow start");
-    assert_eq!(next_sent(&mut victim), [FIRST + 64, FIRST + 191], "probes");
-    victim.acknowledge(FIRST + 100, SEQUENCE);
-    let again = victim.sent().len();
-    victim.pair.now = victim.pair.now + Duration::from_micros(1);
-    victim.acknowledge(FIRST + 101, SEQUENCE);
-    assert!(again < 128 && victim.sent().len() <= again + 1, "{again}");
 }
 
 /// The oldest fills a gap, and the newest makes the peer say whether there is another.

@@ -7,7 +7,7 @@ use crate::memory::Memory;
 use crate::queue_pair::QueuePair;
 use crate::rnr::rnr_wait;
 
-use super::{Probe, Recovery};
+use super::Probe;
 
 impl QueuePair {
     /// The packet with this number must be sent again.
@@ -17,13 +17,14 @@ impl QueuePair {
         // flight behind a packet that the peer was not ready for is no loss: it is sent again
         // after the wait anyhow.
         if psn != requester.unacknowledged
-            || requester.recovered.is_some_and(|it| it.psn == psn || requester.is_late(now, it))
+            || requester
+                .recovered
+                .is_some_and(|(at, sent_at)| at == psn || requester.answers_original(now, sent_at))
             || requester.rnr_until.is_some()
         {
             return;
         }
-        let maybe_overtaken = !requester.round_trip.was_silent();
-        requester.recovered = Some(Recovery { psn, at: now, maybe_overtaken });
+        requester.recovered = Some((psn, now));
         requester.window.lost(requester.sent - psn, requester.round_trip.is_queueing());
         requester.round_trip.lost();
         requester.go_back(psn, &mut shared.budget);
