@@ -347,13 +347,6 @@ impl Requester {
         // Whatever the peer was not ready for, it has taken since.
         self.rnr_until = None;
         self.round_trip.acknowledged(now, self.unacknowledged);
-        if let Some((psn, sent_at)) = self.recovered
-            && self.unacknowledged > psn
-            && self.answers_original(now, sent_at)
-        {
-            // What was missing has come after what was sent behind it.
-            self.window.was_reordered();
-        }
         self.window.acknowledged(packets as u32, self.round_trip.delay());
         if self.sent == self.unacknowledged {
             self.window.rested();
@@ -362,11 +355,6 @@ impl Requester {
         self.probe = None;
         budget.give_back(self.fetches.forget_before(self.unacknowledged));
         self.arm(now);
-    }
-
-    /// Whether what came now answers what had been sent before it was sent again.
-    fn answers_original(&self, now: Instant, sent_again_at: Instant) -> bool {
-        self.round_trip.is_too_soon(now.saturating_duration_since(sent_again_at))
     }
 
     /// A NAK that comes so late can be about what was sent again. One that was on its way before

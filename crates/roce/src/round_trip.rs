@@ -121,12 +121,6 @@ impl RoundTrip {
         self.smoothed.is_some_and(|usual| elapsed >= usual + self.variation)
     }
 
-    /// Whether an answer that comes so soon is to something that was sent before. A queue that was there before may be
-    /// gone, but not within a round trip.
-    pub(crate) fn is_too_soon(&self, elapsed: Duration) -> bool {
-        self.smoothed.is_some_and(|usual| elapsed < usual / 2)
-    }
-
     /// Whether packets spend most of their time in queues. That an answer waits at the peer is none.
     pub(crate) fn is_queueing(&self) -> bool {
         let is_long = |now, least: Duration| now > least * 3 / 2 + self.answer_delay;

@@ -47,8 +47,6 @@ pub(crate) struct Window {
     round: u32,
     /// A delay has taken its part of the window in this round trip.
     cut: bool,
-    /// Size and slow start threshold before the latest loss.
-    before_loss: (u32, u32),
 }
 
 impl Window {
@@ -64,7 +62,6 @@ impl Window {
             used: [0; 2],
             round: 0,
             cut: false,
-            before_loss: (1, limit),
         }
     }
 
@@ -148,16 +145,8 @@ impl Window {
     /// The peer reported a loss. Where packets hardly queue on their way, there is less reason to
     /// think that there were too many of them.
     pub(crate) fn lost(&mut self, in_flight: u64, queueing: bool) {
-        self.before_loss = (self.size, self.slow_start_threshold);
         self.shrink(in_flight, if queueing { 5 } else { 7 });
         self.size = self.slow_start_threshold;
-    }
-
-    /// The latest loss was none: packets had overtaken each other (as RFC 3522 and RFC 4015 undo it).
-    pub(crate) fn was_reordered(&mut self) {
-        let (size, slow_start_threshold) = self.before_loss;
-        self.size = self.size.max(size);
-        self.slow_start_threshold = self.slow_start_threshold.max(slow_start_threshold);
     }
 
     /// The peer was silent. Returns whether it was for so long that what is in flight must be given
@@ -208,25 +197,6 @@ mod tests {
             acknowledged(&mut window, 1, Duration::ZERO);
         }
         assert_eq!(window.size(), 71);
-    }
-
-    #[test]
-    fn a_loss_that_was_none_takes_nothing() {
-        let mut window = Window::new(256);
-        acknowledged(&mut window, 36, Duration::ZERO);
-        window.lost(100, true);
-        assert_eq!(window.size(), 50);
-        window.was_reordered();
-        assert_eq!(window.size(), 100);
-        acknowledged(&mut window, 100, Duration::ZERO);
-        assert_eq!(window.size(), 200, "slow start goes on");
-        // What has grown since stays, and what was before another loss is forgotten.
-        window.was_reordered();
-        assert_eq!(window.size(), 200);
-        window.lost(200, true);
-        window.lost(100, true);
-        window.was_reordered();
-        assert_eq!(window.size(), 100);
     }
 
     #[test]

@@ -210,34 +210,6 @@ fn what_was_sent_again_may_be_lost_again() {
     assert_eq!((victim.counters().retransmissions, victim.counters().timeouts), (2, 0));
 }
 
-/// A packet that overtakes others makes a NAK, behind which the peer acknowledges what it missed, sooner than anything that is
-/// sent again could be answered. Then nothing is in the way, and what may be in flight stays; and of what the peer
-/// has dropped until then it says so once more.
-#[test]
-fn what_was_overtaken_is_no_loss() {
-    let flight = 64;
-    for (overtaken, elapsed) in [(true, 249), (true, 499), (false, 500), (false, 2000)] {
-        let mut victim = Victim::new(&[write()], 256 * 1000);
-        victim.pair.now = victim.pair.now + Duration::from_millis(1);
-        victim.acknowledge(FIRST + flight - 1, Syndrome::ACK_UNLIMITED);
-        assert_eq!(victim.sent().len(), 128, "slow start");
-        victim.pair.now = victim.pair.now + Duration::from_millis(1);
-        let missing = FIRST + flight + 20;
-        victim.acknowledge(missing, SEQUENCE);
-        let again = victim.sent();
-        assert_eq!((again[0], again.len()), (missing, 75), "7 tenths of 108");
-        victim.pair.now = victim.pair.now + Duration::from_micros(elapsed);
-        victim.acknowledge(missing + 1, SEQUENCE);
-        let (sent, retransmissions) = (victim.sent(), victim.counters().retransmissions);
-        if overtaken {
-            assert_eq!((sent[0], retransmissions), (missing + 75, 1), "after {elapsed} us");
-            assert_eq!(sent.len(), 149 - 74, "as many are in flight as before, and one more");
-        } else {
-            assert_eq!((sent[0], retransmissions), (missing + 1, 2), "after {elapsed} us");
-        }
-    }
-}
-
 /// The oldest fills a gap, and the newest makes the peer say whether there is another.
 #[test]
 fn silence_is_probed_with_two_packets() {

@@ -167,20 +167,6 @@ fn a_lost_packet_costs_one_nak_and_no_timeout() {
     assert_eq!((requester.retransmissions, requester.timeouts), (1, 0));
 }
 
-/// The packets that overtook it are sent again, though two NAKs are sent: the second is about what has been sent again.
-#[test]
-fn a_packet_that_is_overtaken_goes_back_once() {
-    let late = |operation, index| match (operation, index) {
-        (Operation::Write, 50) => Verdict::Delay(Duration::from_micros(30)),
-        _ => Verdict::Pass,
-    };
-    let transfer = scripted(&[Kind::Write], late);
-    let [requester, responder] =
-        transfer.hosts.map(|host| *transfer.simulation.machine(host).counters());
-    assert_eq!((responder.naks_sent, requester.retransmissions), (2, 1), "{responder:?}");
-    assert_eq!(requester.timeouts, 0);
-}
-
 /// The packet is lost, and so is the first packet that is sent after its loss was reported.
 #[test]
 fn a_repeat_that_is_lost_costs_another_nak_and_no_timeout() {

@@ -17,9 +17,7 @@ impl QueuePair {
         // flight behind a packet that the peer was not ready for is no loss: it is sent again
         // after the wait anyhow.
         if psn != requester.unacknowledged
-            || requester
-                .recovered
-                .is_some_and(|(at, sent_at)| at == psn || requester.answers_original(now, sent_at))
+            || requester.recovered.is_some_and(|(at, _)| at == psn)
             || requester.rnr_until.is_some()
         {
             return;
