@@ -133,17 +133,35 @@ fn packets(socket: &UdpSocket, count: usize) -> BTreeSet<[u8; 3]> {
     }
 }
 
-/// A switch that acknowledges nothing gets so much.
+/// A switch that acknowledges nothing gets so much: what it has told that it has room for, and what it was told that it may
+/// have under way.
 #[test]
-fn no_more_is_under_way_to_a_switch_than_it_has_told_that_it_has_room_for() {
+fn no_more_is_under_way_to_a_switch_than_either_end_has_room_for() {
     // Of the path MTU, and what each takes of a buffer beside its bytes.
     let room = |packets: u32| Some(packets * (1024 + 352));
-    for (receive_share, count) in [(Some(0), 1), (room(3), 3), (room(6), 6), (None, 8)] {
+    let process = std::process::id();
+    let address = |host| IpAddr::from([127, 64 | (process >> 8) as u8 & 63, process as u8, host]);
+    // What a device grants that has one packet of 4096 bytes under way itself at most.
+    let little = || {
+        let config = SoftConfig::new(address(next_host()));
+        let device = Device::open_soft(&SoftConfig { max_window: 1, ..config }).unwrap();
+        device.grant_receive_share(1)
+    };
+    let cases = [
+        (Some(0), None, 1),
+        (room(3), None, 3),
+        (room(6), None, 6),
+        (None, None, 8),
+        (room(6), little(), 3),
+        (room(2), little(), 2),
+        (None, little(), 3),
+    ];
+    for (receive_share, granted, count) in cases {
+        let what = format!("{receive_share:?}, {granted:?}");
         let slot = EngineSlot::default();
         let (tree, mut link, _unused, mut edge) = tree_of(&slot, 0);
-        let process = std::process::id();
-        let host = [127, 64 | (process >> 8) as u8 & 63, process as u8, 255 - next_host()];
-        link.switch = IpAddr::from(host);
+        link.switch = address(255 - next_host());
+        link.receive_share = granted;
         edge.receive_share = receive_share;
         let socket = UdpSocket::bind((link.switch, 4791)).unwrap();
         socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
@@ -153,7 +171,7 @@ fn no_more_is_under_way_to_a_switch_than_it_has_told_that_it_has_room_for() {
         let nothing = Piece { key: 0, address: 0, length: 0 };
         let send = SendOperation::Send { immediate: None };
         pair.post_send(&[0; 8].map(|id| SendRequest::new(id, send, [nothing]))).unwrap();
-        assert_eq!(packets(&socket, count).len(), count, "{receive_share:?}");
+        assert_eq!(packets(&socket, count).len(), count, "{what}");
     }
 }
 
