@@ -282,6 +282,7 @@ impl HostedSwitch {
 #[cfg(test)]
 mod tests {
     use std::net::{Ipv4Addr, TcpListener};
+    use std::sync::atomic::{AtomicU8, Ordering};
 
     use millstream_inc::protocol::SwitchChild;
     use millstream_inc::{CommunicatorOptions, Ranks};
@@ -293,7 +294,9 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(10);
 
     fn start() -> (Arc<HostedSwitch>, IpAddr) {
-        let host = IpAddr::from([127, 98, std::process::id() as u8, 1]);
+        static NEXT: AtomicU8 = AtomicU8::new(1);
+        let (process, host) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let host = IpAddr::from([127, 128 | (process >> 8) as u8 & 63, process as u8, host]);
         let device = Device::open_soft(&SoftConfig::new(host)).unwrap();
         (Arc::new(HostedSwitch::start(&device).unwrap().0), host)
     }
