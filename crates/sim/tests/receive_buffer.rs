@@ -187,8 +187,7 @@ fn one_way(bytes: u64, mtu: Mtu) -> Duration {
     Duration::from_nanos((bytes + headers) * 8)
 }
 
-/// A host lets its switch send a quarter of what the switch lets it send. If it used all of that, results would have a quarter of
-/// the link.
+/// A host lets its switch send a fifth of what it may send itself. If it did, results would have a fifth of the link.
 #[test]
 fn results_come_as_fast_as_vectors_go_where_less_of_them_is_under_way() {
     let bytes = 4 << 20;
@@ -208,7 +207,7 @@ fn results_come_as_fast_as_vectors_go_where_less_of_them_is_under_way() {
     assert!(report.virtual_time < bound * 11 / 10, "{:?} of {bound:?}", report.virtual_time);
 }
 
-/// So does a switch that has many below it, towards the one above, which has none but it.
+/// A switch that has many below it lets the one above send less than that, which has none but it, lets it send.
 #[test]
 fn the_same_between_switches() {
     let (bytes, hosts) = (4 << 20, 8);
