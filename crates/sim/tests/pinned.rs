@@ -102,6 +102,12 @@ const OTHERS: &[(&str, &str, u64)] = &[
         "te-chaos",
         98347,
     ),
+    (
+        "a queue of less room than a packet of each connection lost the answers to a READ, and what was left of its \
+         requests was lost otherwise, eight times in a row: patience is not made for such queues",
+        "swarm",
+        6_852_576_201_835_879_803,
+    ),
 ];
 
 #[test]

@@ -12,6 +12,12 @@ use super::{Outputs, Parameters, Report, ScenarioError};
 use crate::plan::Kind;
 use crate::{ConnectionOptions, HostOptions, IdentificationSource, LinkOptions, Probability, Rng};
 
+/// Packets that a connection may have in flight whatever is lost.
+const LEAST_WINDOW: usize = 4;
+
+/// Bytes of a packet's headers, at most.
+const LONGEST_HEADERS: usize = 100;
+
 /// Options that depend on the seed alone.
 pub fn options(seed: u64) -> TransferOptions {
     let mut rng = Rng::fork(seed, 0x5aa2);
@@ -29,7 +35,7 @@ pub fn options(seed: u64) -> TransferOptions {
     } else {
         vec![*pick(rng, &Kind::ALL), *pick(rng, &Kind::ALL)]
     };
-    TransferOptions {
+    let mut options = TransferOptions {
         seed,
         connections: rng.between(1, 8) as usize,
         operations: rng.between(1, 100) as usize,
@@ -77,7 +83,13 @@ pub fn options(seed: u64) -> TransferOptions {
         receive_depth: *pick(rng, &[1, 4, 64]),
         receive_lag: Duration::from_micros(*pick(rng, &[0, 0, 10, 1000])),
         time_limit: Duration::from_secs(3600),
-    }
+    };
+    // No window is shorter than some packets, so a queue that has no room for those of all loses most of what comes, for as
+    // long as they last: more than any patience.
+    let packet = options.connection.path_mtu.bytes() + LONGEST_HEADERS;
+    let least = options.connections * LEAST_WINDOW * packet;
+    options.link.queue_bytes = options.link.queue_bytes.max(least as u64);
+    options
 }
 
 /// Half of the time never, else up to one packet in ten.
