@@ -21,12 +21,14 @@ const MINIMUM: u32 = 4;
 const FIRST: u32 = 64;
 
 /// Ends slow start: packets wait so long that the link before them is full. Not shorter, as the
-/// acknowledgement may wait behind a burst of the other direction, too: 64 KiB take 5 ms at 100 Mbit/s.
-const SLOW_START_DELAY: Duration = Duration::from_millis(12);
+/// acknowledgement may wait behind a burst of the other direction, too: 64 KiB take 5 ms at 100 Mbit/s. Not longer, as the
+/// queue is twice as long when this is known, and may hold no more than 20 ms.
+const SLOW_START_DELAY: Duration = Duration::from_millis(10);
 
 /// Ends all growth. What is in flight is enough for the link, and more of it than makes such a delay is
-/// too much.
-const GROWTH_DELAY: Duration = Duration::from_millis(20);
+/// too much. A queue that holds 20 ms is not full then; a loss costs as much time as the queue holds, since what stands there
+/// behind it is sent again.
+const GROWTH_DELAY: Duration = Duration::from_millis(16);
 
 /// Silences in a row after which the path is taken to be congested: one or two are a probe that
 /// was lost too (RFC 9002, 7.6).
@@ -74,7 +76,7 @@ impl Window {
     /// direction, other traffic, or a peer that had no processor. Where the path itself has become longer, as
     /// long as that takes to queue, this is all there is.
     fn undelayed(&self) -> u32 {
-        (self.limit / 4).max(FIRST)
+        (self.limit / 8).max(FIRST)
     }
 
     /// Whether the peer has been silent for so long that it may be dead.
@@ -221,13 +223,13 @@ mod tests {
     fn packets_that_wait_long_end_its_growth() {
         let milliseconds = Duration::from_millis;
         let mut window = Window::new(256);
-        acknowledged(&mut window, 64, milliseconds(11));
+        acknowledged(&mut window, 64, milliseconds(9));
         assert_eq!(window.size(), 128, "slow start");
-        acknowledged(&mut window, 128, milliseconds(12));
+        acknowledged(&mut window, 128, milliseconds(10));
         assert_eq!(window.size(), 129, "a packet a round trip");
         acknowledged(&mut window, 129, milliseconds(1));
         assert_eq!(window.size(), 130, "slow start is over");
-        acknowledged(&mut window, 10_000, milliseconds(20));
+        acknowledged(&mut window, 10_000, milliseconds(16));
         assert_eq!(window.size(), 130, "no growth");
         // The queue is gone: other traffic made it.
         acknowledged(&mut window, 130, milliseconds(1));
@@ -263,19 +265,19 @@ mod tests {
     #[test]
     fn a_queue_that_stays_takes_back_what_has_grown() {
         let delay = SLOW_START_DELAY * 2;
-        let mut window = Window::new(512);
+        let mut window = Window::new(1024);
         for _ in 0..100 {
             acknowledged(&mut window, 64, Duration::ZERO);
         }
-        assert_eq!(window.size(), 512);
+        assert_eq!(window.size(), 1024);
         acknowledged(&mut window, 64, delay);
-        assert_eq!(window.size(), 256, "a queue of twice the length, half of the window");
+        assert_eq!(window.size(), 512, "a queue of twice the length, half of the window");
         window.acknowledged(64, delay);
-        assert_eq!(window.size(), 256, "what was sent before is not counted twice");
+        assert_eq!(window.size(), 512, "what was sent before is not counted twice");
         for _ in 0..100 {
-            acknowledged(&mut window, 256, delay * 10);
+            acknowledged(&mut window, 512, delay * 10);
         }
-        assert_eq!(window.size(), 128, "a quarter of its limit is left");
+        assert_eq!(window.size(), 128, "an eighth of its limit is left");
     }
 
     #[test]

@@ -167,6 +167,30 @@ fn many_connections_share_a_slow_link() {
     assert!(report.throughput() > 100_000_000, "{report}");
 }
 
+/// A window ends where it fills the link and keeps the queue before it short, in slow start and later.
+#[test]
+fn a_queue_of_20_milliseconds_is_not_filled() {
+    let bits_per_second = 100_000_000;
+    let slow = LinkOptions {
+        queue_bytes: bits_per_second / 8 / 50,
+        ..LinkOptions::new(bits_per_second, Duration::from_micros(20))
+    };
+    let mut options = TransferOptions {
+        kinds: vec![Kind::Write],
+        max_length: 1 << 20,
+        uniform: true,
+        both_ways: false,
+        link: slow,
+        max_window: 256,
+        ..TransferOptions::default()
+    };
+    options.connection.path_mtu = Mtu::B1024;
+    let transfer = exact(&options);
+    let report = transfer.report("test", 1);
+    assert_eq!(transfer.simulation.count(Happening::Overflowed), 0, "{report}");
+    assert!(report.throughput() > 92 * bits_per_second / 100, "{report}");
+}
+
 #[test]
 fn arrivals_in_batches() {
     let mut options = with_link(|link| {
