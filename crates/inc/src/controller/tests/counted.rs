@@ -105,3 +105,17 @@ fn a_group_is_shown_from_its_first_rank_to_its_last() {
     world.say(second, ToController::Leave { collectives: 1 });
     assert_eq!(state(&world).0, "none");
 }
+
+#[test]
+fn the_collectives_of_a_node_are_shown_as_its_switch_counts_them() {
+    let mut world = World::new();
+    world.switch(SWITCH, "s", 1);
+    let (_, communicator) = world.ready(1, "g", 2);
+    let collectives = |world: &World| {
+        let overview = world.controller.overview();
+        overview.groups[0].communicator.as_ref().unwrap().nodes[0].collectives
+    };
+    assert_eq!(collectives(&world), None);
+    world.say(SWITCH, counters(communicator, 1, vec![port(Some(0), 1)]));
+    assert_eq!(collectives(&world), Some(3));
+}
