@@ -4,6 +4,7 @@ mod counted;
 mod fallback;
 mod further_up;
 mod identity;
+mod inventory;
 mod keep_alive;
 mod limits;
 mod overview;

@@ -3,10 +3,10 @@
 use super::*;
 use crate::protocol::{HeldNode, LostSwitch, MAX_HELD, MAX_TERM, Resume, SwitchBelow};
 
-const IDENTITY: [u64; 2] = [11, 12];
-const NUMBER: u64 = 77;
+pub(super) const IDENTITY: [u64; 2] = [11, 12];
+pub(super) const NUMBER: u64 = 77;
 
-fn claim(group: &str, world: u32, rank: u32) -> Resume {
+pub(super) fn claim(group: &str, world: u32, rank: u32) -> Resume {
     Resume {
         term: 5,
         group: group.to_owned(),
@@ -20,7 +20,7 @@ fn claim(group: &str, world: u32, rank: u32) -> Resume {
     }
 }
 
-fn back(world: &mut World, connection: u64, resume: Resume) -> ConnectionId {
+pub(super) fn back(world: &mut World, connection: u64, resume: Resume) -> ConnectionId {
     let connection = ConnectionId(connection);
     world.connect(connection);
     world.say(connection, ToController::Resume(resume));
@@ -35,11 +35,11 @@ fn claim_of(world: &World, name: &str, rank: u32) -> Resume {
     Resume { identity: group.identity, communicator, ..claim(name, group.world, rank) }
 }
 
-fn node(group: [u64; 2], communicator: u64) -> HeldNode {
+pub(super) fn node(group: [u64; 2], communicator: u64) -> HeldNode {
     HeldNode { group, communicator, children: 3, below: Vec::new(), tree: 0 }
 }
 
-fn holding(held: u32) -> Presence {
+pub(super) fn holding(held: u32) -> Presence {
     Presence { incarnation: 3, term: 4, held }
 }
 
@@ -586,7 +586,7 @@ fn a_rank_whose_switch_is_lost_is_not_blamed() {
 }
 
 /// That a switch is lost, as a controller says that was restarted since.
-fn switch_lost(
+pub(super) fn switch_lost(
     name: &str,
     address: u8,
     detail: &str,
