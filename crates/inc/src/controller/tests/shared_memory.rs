@@ -299,3 +299,64 @@ fn long_names_and_large_worlds_are_limited() {
         assert_eq!(!world.heard(ranks[0]).is_empty(), shared, "{count}");
     }
 }
+
+#[test]
+fn communicators_with_and_without_switches_have_different_numbers() {
+    let mut world = World::new();
+    world.switch(SWITCH, "s", 1);
+    let shared = |world: &mut World, group: &str, first: u64| {
+        let ranks = [0, 1].map(|rank| {
+            let connection = ConnectionId(first + u64::from(rank));
+            world.connect(connection);
+            let hello = Hello { group: group.to_owned(), ..sharing(2, rank, "h") };
+            world.say(connection, ToController::Join(hello));
+            connection
+        });
+        plan(world, ranks[0]).communicator
+    };
+    let numbers = [
+        shared(&mut world, "a", 100),
+        world.ready(200, "b", 2).1,
+        shared(&mut world, "c", 300),
+        shared(&mut world, "d", 400),
+    ];
+    assert_eq!(BTreeSet::from(numbers).len(), numbers.len(), "{numbers:?}");
+}
+
+#[test]
+fn what_ranks_of_before_a_restart_know_of_each_other_is_believed_and_of_others_it_is_not() {
+    for (revived, blamed, believed) in
+        [(true, 1, true), (true, 2, true), (true, 3, false), (true, 4, false), (false, 1, false)]
+    {
+        let mut world = World::new();
+        let ranks = if revived {
+            let claim = |rank| Resume {
+                term: 5,
+                group: "g".to_owned(),
+                identity: [11, 12],
+                communicator: 77,
+                world: 3,
+                rank,
+                address: hello("g", 3, rank).address,
+                departed: false,
+                more_addresses: Vec::new(),
+            };
+            [0, 1, 2].map(|rank| {
+                let connection = ConnectionId(u64::from(rank));
+                world.connect(connection);
+                world.say(connection, ToController::Resume(claim(rank)));
+                connection
+            })
+        } else {
+            world.switch(SWITCH, "s", 1);
+            world.ready(1, "g", 3).0.try_into().unwrap()
+        };
+        ranks.iter().for_each(|&rank| drop(world.heard(rank)));
+        let cause = AbortReason::PeerLost { rank: blamed, detail: "it has ended".to_owned() };
+        let reason = "tired".to_owned();
+        world.say(ranks[0], ToController::Fail { reason, cause: Some(cause.clone()) });
+        let detail = "it gave up: tired".to_owned();
+        let reason = if believed { cause } else { AbortReason::PeerLost { rank: 0, detail } };
+        assert_eq!(world.heard(ranks[2]), [FromController::Abort { reason }], "{revived} {blamed}");
+    }
+}
