@@ -5,7 +5,7 @@ use core::cell::Cell;
 use super::trees::{Answer, Lab, address, connection};
 use super::world::{World, hello, seconds};
 use super::*;
-use crate::protocol::{Presence, SwitchLimits};
+use crate::protocol::{Presence, Resume, SwitchLimits};
 use crate::topology::{ConnectionEntry, SwitchEntry};
 
 fn host(rank: u8) -> IpAddr {
@@ -365,5 +365,55 @@ fn of_many_switches_that_are_missing_some_are_named() {
         let text = &world.waiting[&hosts[0]].0;
         assert_eq!(text.matches("127.0.1.").count(), named, "{text}");
         assert!(text.ends_with(&format!("){rest} of the topology")), "{text}");
+    }
+}
+
+#[test]
+fn links_of_communicators_from_before_are_shared_only_where_there_are_no_others() {
+    for (spine, other, back) in [(2, 3, false), (3, 2, false), (2, 3, true), (3, 2, true)] {
+        let mut world = World::with(config());
+        let (identity, communicator) = ([11, 12], 77);
+        let ends = |leaf| (address(spine), address(leaf));
+        let record = Record {
+            group: "a".to_owned(),
+            identity,
+            communicator,
+            world: 2,
+            departed: Vec::new(),
+            links: vec![ends(0), ends(1), (address(0), host(0)), (address(1), host(2))],
+            placement: None,
+        };
+        world.controller.lead(world.now, 20, vec![record]);
+        if back {
+            let first = ConnectionId(50);
+            world.connect(first);
+            let resume = Resume {
+                term: 8,
+                group: "a".to_owned(),
+                identity,
+                communicator,
+                world: 2,
+                rank: 0,
+                address: host(0),
+                departed: false,
+                more_addresses: Vec::new(),
+            };
+            world.say(first, ToController::Resume(resume));
+        }
+        for number in 0..4 {
+            world.switch(connection(number), &format!("s{number}"), number as u8);
+        }
+        // Hosts that no link of the other communicator leads to.
+        for (rank, at) in [(0, host(1)), (1, host(3))] {
+            let host = ConnectionId(1 + u64::from(rank));
+            world.connect(host);
+            world.say(host, ToController::Join(Hello { address: at, ..hello("b", 2, rank) }));
+        }
+        let groups = &mut world.controller.groups.values();
+        let trees = groups.find_map(|group| group.trees.as_ref()).unwrap();
+        let switches = trees.nodes().iter().map(|node| node.switch);
+        let places: BTreeSet<_> =
+            switches.map(|switch| world.controller.switches[&switch].address).collect();
+        assert_eq!(places, BTreeSet::from([0, 1, other].map(address)), "{spine} {back}");
     }
 }
