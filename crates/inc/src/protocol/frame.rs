@@ -180,6 +180,18 @@ mod tests {
     }
 
     #[test]
+    fn a_connection_that_ends_within_a_frame_is_told_from_one_that_ends_between_two() {
+        let bytes = encode(&FromController::Registered).unwrap();
+        for cut in 0..=bytes.len() {
+            let mut decoder = FrameDecoder::new();
+            decoder.extend(&bytes[..cut]);
+            let whole = decoder.next_message::<FromController>().unwrap().is_some();
+            assert_eq!(whole, cut == bytes.len());
+            assert_eq!(decoder.is_within_frame(), cut > 0 && !whole, "{cut}");
+        }
+    }
+
+    #[test]
     fn broken_frames_are_told_apart() {
         assert_eq!(decode(&frame("{}")[..5]), Ok(None));
         // What a web browser sends.

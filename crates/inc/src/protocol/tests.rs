@@ -96,6 +96,13 @@ fn what_is_as_usual_is_not_said_and_what_is_not_is_read_as_it_was_said() {
     check(&lost(0, false), &["tree", "switch", "further_up"], &[]);
     check(&lost(1, true), &["tree", "further_up"], &[tree, ("further_up", json!(true))]);
 
+    let failed = |path_mtu| {
+        let reason = "x".to_owned();
+        ToController::CommunicatorFailed { communicator: 9, reason, path_mtu }
+    };
+    check(&failed(None), &["path_mtu"], &[]);
+    check(&failed(Some(Mtu::B512)), &["path_mtu"], &[("path_mtu", json!(512))]);
+
     let may = ["fallback", "options", "more_addresses", "same_machine", "meeting", "avoid"];
     check(&hello(), &may, &[]);
     let both = CommunicatorOptions { plain: true, reproducible: true };
