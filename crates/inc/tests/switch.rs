@@ -149,6 +149,7 @@ fn what_was_prepared_is_made_within_the_limits_that_there_are_then() {
     let full = CreateError::TooMany { limit: 1 };
     assert_eq!(switch.check_communicator(&spec(2, 4)), Err(full.clone()));
     assert_eq!(switch.create_prepared(NOW, second), Err(full));
+    assert_eq!((switch.communicators(), switch.memory_used()), (1, spec(1, 4).memory_bytes()));
     assert!(switch.destroy_communicator(NOW, 1));
     assert_eq!((switch.communicators(), switch.memory_used()), (0, 0));
     let error = PreparedCommunicator::new(spec(1, 0)).unwrap_err();
