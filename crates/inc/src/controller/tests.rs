@@ -520,6 +520,18 @@ fn what_one_rank_asks_of_the_communicator_all_switches_hear() {
 }
 
 #[test]
+fn who_is_gone_before_its_time_is_missing() {
+    let mut world = World::new();
+    let patient = world.join(1, "g", 3, 0);
+    let gone = world.join(2, "g", 3, 1);
+    world.close(gone);
+    world.pass(seconds(30.0));
+    let refusal = world.refusal(patient);
+    let Refusal::Incomplete { missing, .. } = &refusal else { panic!("{refusal}") };
+    assert_eq!(missing.to_string(), "1-2");
+}
+
+#[test]
 fn hosts_without_descriptors_are_among_themselves_below_one_switch() {
     let plain = CommunicatorOptions { plain: true, reproducible: false };
     let mut next = 0;
@@ -539,7 +551,7 @@ fn hosts_without_descriptors_are_among_themselves_below_one_switch() {
     let first = join(&mut world, 2, 0, plain);
     let other = join(&mut world, 2, 1, CommunicatorOptions::default());
     let refusal = world.refusal(other).to_string();
-    assert!(refusal.contains("rank 1 sends them"), "{refusal}");
+    assert!(refusal.contains("rank 1 sends them, who came before it sends none"), "{refusal}");
     let second = join(&mut world, 2, 1, plain);
     for host in [first, second] {
         assert!(matches!(world.heard(host)[..], [FromController::GroupReady { .. }]));

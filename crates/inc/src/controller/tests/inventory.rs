@@ -2,7 +2,7 @@
 
 use super::resume::{IDENTITY, NUMBER, back, claim, holding, node, switch_lost};
 use super::*;
-use crate::protocol::{HeldNode, LostSwitch, SwitchBelow};
+use crate::protocol::{HeldNode, LostSwitch, Resume, SwitchBelow};
 
 const OTHER: ConnectionId = ConnectionId(1001);
 
@@ -103,4 +103,25 @@ fn a_switch_below_is_named_where_it_has_nodes_of_the_group() {
         world.say(SWITCH, ToController::Report { communicator: NUMBER, report });
         assert_eq!(world.heard(host), switch_lost(name, 2, "silent", incarnation));
     }
+}
+
+#[test]
+fn a_switch_of_before_that_is_lost_ends_the_groups_that_it_serves() {
+    let mut world = World::new();
+    for (switch, name, address, group, number) in
+        [(SWITCH, "s", 1, IDENTITY, NUMBER), (OTHER, "t", 2, [5, 6], 78)]
+    {
+        world.switch_with(switch, name, address, holding(1));
+        world.say(switch, ToController::Held { nodes: vec![node(group, number)] });
+    }
+    let host = back(&mut world, 1, claim("g", 1, 0));
+    let resume = Resume { identity: [5, 6], communicator: 78, ..claim("h", 1, 0) };
+    let other = back(&mut world, 2, resume);
+    for host in [host, other] {
+        assert_eq!(world.heard(host), [FromController::Resumed]);
+    }
+    world.say(SWITCH, ToController::Leave { collectives: 1 });
+    let detail = "a switch cannot send Leave now";
+    assert_eq!(world.heard(host), switch_lost("s", 1, detail, Some(3)));
+    assert_eq!(world.heard(other), []);
 }
