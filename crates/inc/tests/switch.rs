@@ -1,10 +1,11 @@
 //! What a switch accepts to make, and that it gives everything back.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use core::time::Duration;
 
 use millstream_inc::{
-    ChildSpec, CommunicatorSpec, CreateError, MAX_SEGMENT_BYTES, MAX_WINDOW, PreparedCommunicator,
-    Ranks, SpecError, SwitchConfig, SwitchNode,
+    Abort, ChildSpec, CommunicatorSpec, CreateError, MAX_SEGMENT_BYTES, MAX_WINDOW,
+    PreparedCommunicator, Ranks, SpecError, SwitchConfig, SwitchEvent, SwitchNode,
 };
 use millstream_roce::{Instant, Node, Transmit};
 use millstream_wire::{Mtu, Psn, Qpn};
@@ -170,6 +171,61 @@ fn a_communicator_that_comes_and_goes_leaves_nothing() {
     assert_eq!(switch.poll_timeout(), None);
     assert_eq!(switch.poll_event(), None);
     assert_eq!(switch.communicators(), 0);
+}
+
+#[test]
+fn ports_share_the_receive_buffer_that_the_switch_was_told_of() {
+    let shares = |switch: &mut SwitchNode, id: u64, has_parent: bool| {
+        let spec = CommunicatorSpec { has_parent, ..spec(id, 4) };
+        let created = switch.create_communicator(NOW, &spec).unwrap();
+        let below = created.edges.iter().map(|edge| edge.receive_share);
+        below.chain(created.uplink.map(|uplink| uplink.receive_share)).collect::<Vec<_>>()
+    };
+    let mut unlimited = switch(1, u64::MAX);
+    assert_eq!(shares(&mut unlimited, 1, false), [None; 4]);
+    let mut limited = switch(2, u64::MAX);
+    limited.set_receive_budget(800_000);
+    // Half of it, and half of what is left, as long as it is granted.
+    for _ in 0..2 {
+        assert_eq!(shares(&mut limited, 1, true), [Some(80_000); 5]);
+        assert_eq!(shares(&mut limited, 2, false), [Some(50_000); 4]);
+        assert!(limited.destroy_communicator(NOW, 1) && limited.destroy_communicator(NOW, 2));
+    }
+}
+
+#[test]
+fn communicators_that_are_aborted_have_each_their_own_time_to_end() {
+    let config = SwitchConfig::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 3);
+    let abort_timeout = Duration::from_millis(50);
+    let mut switch = SwitchNode::new(SwitchConfig { abort_timeout, ..config });
+    let mut ended = Vec::new();
+    // Until then, with children that say nothing.
+    let mut pass = |switch: &mut SwitchNode, until: u64| {
+        let until = NOW + Duration::from_millis(until);
+        loop {
+            while let Some(event) = switch.poll_event() {
+                let SwitchEvent::Aborted { communicator, .. } = event else { panic!("{event:?}") };
+                ended.push(communicator);
+            }
+            match switch.poll_timeout() {
+                Some(at) if at <= until => switch.handle_timeout(at),
+                _ => return ended.clone(),
+            }
+        }
+    };
+    for (id, at) in [(1, 0), (2, 20), (3, 30)] {
+        switch.create_communicator(NOW, &spec(id, 2)).unwrap();
+        assert!(pass(&mut switch, at).is_empty());
+        let at = NOW + Duration::from_millis(at);
+        assert!(switch.abort_communicator(at, id, Abort::Requested { code: 1 }));
+    }
+    for (at, ended) in [(49, &[][..]), (50, &[1]), (69, &[1]), (70, &[1, 2]), (80, &[1, 2, 3])] {
+        assert_eq!(pass(&mut switch, at), ended, "{at} ms");
+        // What has ended is destroyed, and the others still end.
+        for id in ended {
+            switch.destroy_communicator(NOW, *id);
+        }
+    }
 }
 
 /// SplitMix64, of which these are the published values for the seed 1234567.
