@@ -136,6 +136,15 @@ fn many_collectives_on_one_communicator() {
 }
 
 #[test]
+fn what_a_rank_announces_counts_for_what_comes_in_the_same_round() {
+    let mut network = Network::new(Setup { rounds: true, ..Setup::default() });
+    for count in [3000, 64, 1000] {
+        network.all_reduce(count, false);
+    }
+    network.check_rest();
+}
+
+#[test]
 fn ranks_may_come_late() {
     let mut network = Network::new(Setup::default());
     let vector: Vec<i32> = (0..5000).collect();

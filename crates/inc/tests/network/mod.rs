@@ -70,6 +70,8 @@ pub struct Setup {
     pub icrc: IcrcCheck,
     pub probe_interval: Duration,
     pub options: CommunicatorOptions,
+    /// Switches act on what has come once all has that comes at the same time.
+    pub rounds: bool,
 }
 
 impl Default for Setup {
@@ -87,6 +89,7 @@ impl Default for Setup {
             icrc: IcrcCheck::Off,
             probe_interval: NEVER,
             options: CommunicatorOptions::default(),
+            rounds: false,
         }
     }
 }
@@ -415,6 +418,10 @@ impl Network {
                     congestion_experienced: false,
                 };
                 self.node(to).handle_datagram(at, &meta, &datagram);
+                let next = self.flights.peek().map(|Reverse(flight)| (flight.0, flight.2));
+                if self.setup.rounds && to >= self.hosts.len() && next == Some((at, to)) {
+                    return true;
+                }
                 // As drivers do in each round.
                 self.node(to).handle_timeout(at);
                 self.service(to);
