@@ -6,7 +6,7 @@ use millstream_inc::{Abort, CommunicatorOptions, Field, SwitchEvent, Violation};
 use millstream_roce::{
     Access, CompletionStatus, Piece, ProtectionDomainId, ReceiveRequest, SendOperation, SendRequest,
 };
-use network::{Faults, Network, RAW, Setup, vector_address};
+use network::{COMMUNICATOR, Faults, Network, RAW, Setup, vector_address};
 
 /// A host's memory for what it sends, and for what it gets: so much for each message.
 const ROOM: usize = 1024;
@@ -158,6 +158,25 @@ fn a_message_of_another_length_ends_the_communicator_and_its_rank_is_named() {
         let violation = Violation::Length;
         assert_eq!(abort, Abort::Violation { rank: 1, violation }, "{length} bytes");
     }
+}
+
+#[test]
+fn what_is_taken_of_messages_is_counted_and_what_is_not() {
+    let counted = |counts: [usize; 3]| {
+        let options = CommunicatorOptions { plain: true, reproducible: false };
+        let mut network =
+            Network::new(Setup { hosts: 3, options, rounds: true, ..Setup::default() });
+        for (rank, count) in counts.into_iter().enumerate() {
+            post(&mut network, rank, &[bytes(&vec![1; count])]);
+        }
+        network.run_to_rest();
+        let statistics = network.switch.statistics(COMMUNICATOR).unwrap();
+        (statistics.bytes, statistics.discarded_bytes)
+    };
+    assert_eq!(counted([40, 40, 40]), (480, 0));
+    assert_eq!(counted([100, 100, 100]), (1200, 0));
+    // The first is whole, the second is longer, and the third comes when that has ended the communicator.
+    assert_eq!(counted([40, 100, 40]), (160, 400 + 160));
 }
 
 #[test]
