@@ -104,7 +104,7 @@ const OTHERS: &[(&str, &str, u64)] = &[
     ),
     (
         "a queue of less room than a packet of each connection lost the answers to a READ, and what was left of its \
-         requests was lost otherwise, eight times in a row: patience is not made for such queues",
+         requests was lost otherwise, eight times in a row: the run must not draw such a queue",
         "swarm",
         6_852_576_201_835_879_803,
     ),

@@ -12,7 +12,7 @@ use super::{Outputs, Parameters, Report, ScenarioError};
 use crate::plan::Kind;
 use crate::{ConnectionOptions, HostOptions, IdentificationSource, LinkOptions, Probability, Rng};
 
-/// Packets that a connection may have in flight whatever is lost.
+/// Packets in flight that a reported loss leaves to a connection.
 const LEAST_WINDOW: usize = 4;
 
 /// Bytes of a packet's headers, at most.
@@ -84,8 +84,8 @@ pub fn options(seed: u64) -> TransferOptions {
         receive_lag: Duration::from_micros(*pick(rng, &[0, 0, 10, 1000])),
         time_limit: Duration::from_secs(3600),
     };
-    // No window is shorter than some packets, so a queue that has no room for those of all loses most of what comes, for as
-    // long as they last: more than any patience.
+    // Reports of losses leave some packets to each window. Where the queue has no room for those of all, they are lost again and
+    // again, and with one in ten lost otherwise eight tries were not enough (tests/pinned.rs).
     let packet = options.connection.path_mtu.bytes() + LONGEST_HEADERS;
     let least = options.connections * LEAST_WINDOW * packet;
     options.link.queue_bytes = options.link.queue_bytes.max(least as u64);
