@@ -141,6 +141,7 @@ fn what_a_rank_announces_counts_for_what_comes_in_the_same_round() {
     for count in [3000, 64, 1000] {
         network.all_reduce(count, false);
     }
+    assert!(network.in_one_round > 0);
     network.check_rest();
 }
 

@@ -170,6 +170,7 @@ fn what_is_taken_of_messages_is_counted_and_what_is_not() {
             post(&mut network, rank, &[bytes(&vec![1; count])]);
         }
         network.run_to_rest();
+        assert!(network.in_one_round > 0);
         let statistics = network.switch.statistics(COMMUNICATOR).unwrap();
         (statistics.bytes, statistics.discarded_bytes)
     };

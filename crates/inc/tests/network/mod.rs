@@ -128,6 +128,8 @@ type Flight = Reverse<(Instant, u64, usize, IpAddr, Vec<u8>)>;
 
 pub struct Network {
     pub now: Instant,
+    /// Datagrams that a switch has acted on together with the one after it.
+    pub in_one_round: u64,
     pub switch: SwitchNode,
     /// Those below.
     pub others: Vec<SwitchNode>,
@@ -264,6 +266,7 @@ impl Network {
             dead_switches: Vec::new(),
             hosts,
             setup,
+            in_one_round: 0,
             events: Vec::new(),
             random,
             acknowledgements: BTreeMap::new(),
@@ -420,6 +423,7 @@ impl Network {
                 self.node(to).handle_datagram(at, &meta, &datagram);
                 let next = self.flights.peek().map(|Reverse(flight)| (flight.0, flight.2));
                 if self.setup.rounds && to >= self.hosts.len() && next == Some((at, to)) {
+                    self.in_one_round += 1;
                     return true;
                 }
                 // As drivers do in each round.
