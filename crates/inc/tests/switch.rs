@@ -199,7 +199,7 @@ fn communicators_that_are_aborted_have_each_their_own_time_to_end() {
     let abort_timeout = Duration::from_millis(50);
     let mut switch = SwitchNode::new(SwitchConfig { abort_timeout, ..config });
     let mut ended = Vec::new();
-    // Until then, with children that say nothing.
+    // Time passes until then. The children say nothing.
     let mut pass = |switch: &mut SwitchNode, until: u64| {
         let until = NOW + Duration::from_millis(until);
         loop {

@@ -167,8 +167,8 @@ fn many_connections_share_a_slow_link() {
     assert!(report.throughput() > 100_000_000, "{report}");
 }
 
-/// A window ends where it fills the link and keeps the queue before it short. A packet that asks for an acknowledgement, as those
-/// of some numbers do, may be the last for a while, so slow start can end late.
+/// A window ends where it fills the link and keeps the queue before it short. Which packets ask for acknowledgements depends on their
+/// numbers, and with the first of these slow start ends too late.
 #[test]
 fn a_queue_of_20_milliseconds_is_filled_in_slow_start_at_most() {
     let bits_per_second = 100_000_000;

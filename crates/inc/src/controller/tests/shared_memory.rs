@@ -1,5 +1,6 @@
 //! Groups whose ranks are of one machine.
 
+use super::resume::{back, claim};
 use super::*;
 use crate::CommunicatorOptions;
 use crate::protocol::{
@@ -40,20 +41,9 @@ fn ranks_of_one_host_need_no_switch_and_meet_at_rank_0() {
     // One is cut off, and comes back.
     world.close(b);
     let SharedMemoryPlan { communicator, group, .. } = plans[0];
-    let resume = Resume {
-        term: world.controller.term(),
-        group: "g".to_owned(),
-        identity: group,
-        communicator,
-        world: 3,
-        rank: 1,
-        address: hello("g", 3, 1).address,
-        departed: false,
-        more_addresses: Vec::new(),
-    };
-    let b = ConnectionId(7);
-    world.connect(b);
-    world.say(b, ToController::Resume(resume));
+    let term = world.controller.term();
+    let resume = Resume { term, identity: group, communicator, ..claim("g", 3, 1) };
+    let b = back(&mut world, 7, resume);
     assert_eq!(world.heard(b), [FromController::Resumed]);
     world.say(a, ToController::Leave { collectives: 4 });
     assert_eq!(world.heard(b), [FromController::Left { rank: 0, collectives: 4 }]);
@@ -324,29 +314,13 @@ fn communicators_with_and_without_switches_have_different_numbers() {
 }
 
 #[test]
-fn what_ranks_of_before_a_restart_know_of_each_other_is_believed_and_of_others_it_is_not() {
+fn whom_ranks_blame_after_a_restart_is_believed_if_the_group_has_them() {
     for (revived, blamed, believed) in
         [(true, 1, true), (true, 2, true), (true, 3, false), (true, 4, false), (false, 1, false)]
     {
         let mut world = World::new();
         let ranks = if revived {
-            let claim = |rank| Resume {
-                term: 5,
-                group: "g".to_owned(),
-                identity: [11, 12],
-                communicator: 77,
-                world: 3,
-                rank,
-                address: hello("g", 3, rank).address,
-                departed: false,
-                more_addresses: Vec::new(),
-            };
-            [0, 1, 2].map(|rank| {
-                let connection = ConnectionId(u64::from(rank));
-                world.connect(connection);
-                world.say(connection, ToController::Resume(claim(rank)));
-                connection
-            })
+            [0, 1, 2].map(|rank| back(&mut world, u64::from(rank), claim("g", 3, rank)))
         } else {
             world.switch(SWITCH, "s", 1);
             world.ready(1, "g", 3).0.try_into().unwrap()

@@ -2,6 +2,7 @@
 
 use core::cell::Cell;
 
+use super::resume::{IDENTITY, NUMBER, back, claim};
 use super::trees::{Answer, Lab, address, connection};
 use super::world::{World, hello, seconds};
 use super::*;
@@ -369,36 +370,23 @@ fn of_many_switches_that_are_missing_some_are_named() {
 }
 
 #[test]
-fn links_of_communicators_from_before_are_shared_only_where_there_are_no_others() {
-    for (spine, other, back) in [(2, 3, false), (3, 2, false), (2, 3, true), (3, 2, true)] {
+fn trees_keep_off_the_links_of_communicators_from_before() {
+    for (spine, other, returns) in [(2, 3, false), (3, 2, false), (2, 3, true), (3, 2, true)] {
         let mut world = World::with(config());
-        let (identity, communicator) = ([11, 12], 77);
         let ends = |leaf| (address(spine), address(leaf));
         let record = Record {
             group: "a".to_owned(),
-            identity,
-            communicator,
+            identity: IDENTITY,
+            communicator: NUMBER,
             world: 2,
             departed: Vec::new(),
             links: vec![ends(0), ends(1), (address(0), host(0)), (address(1), host(2))],
             placement: None,
         };
         world.controller.lead(world.now, 20, vec![record]);
-        if back {
-            let first = ConnectionId(50);
-            world.connect(first);
-            let resume = Resume {
-                term: 8,
-                group: "a".to_owned(),
-                identity,
-                communicator,
-                world: 2,
-                rank: 0,
-                address: host(0),
-                departed: false,
-                more_addresses: Vec::new(),
-            };
-            world.say(first, ToController::Resume(resume));
+        if returns {
+            let resume = Resume { term: 8, address: host(0), ..claim("a", 2, 0) };
+            back(&mut world, 50, resume);
         }
         for number in 0..4 {
             world.switch(connection(number), &format!("s{number}"), number as u8);
@@ -414,6 +402,6 @@ fn links_of_communicators_from_before_are_shared_only_where_there_are_no_others(
         let switches = trees.nodes().iter().map(|node| node.switch);
         let places: BTreeSet<_> =
             switches.map(|switch| world.controller.switches[&switch].address).collect();
-        assert_eq!(places, BTreeSet::from([0, 1, other].map(address)), "{spine} {back}");
+        assert_eq!(places, BTreeSet::from([0, 1, other].map(address)), "{spine} {returns}");
     }
 }
