@@ -552,7 +552,7 @@ const fn broken_by(status: CompletionStatus) -> Option<Violation> {
 
 impl Node for SwitchNode {
     fn handle_datagram(&mut self, now: Instant, meta: &DatagramMeta, datagram: &[u8]) {
-        self.endpoint.handle_datagram(now, meta, datagram);
+        self.endpoint.handle_datagram_alone(now, meta, datagram);
         // Only the queue pair that the packet is for can have completed anything. Its number is
         // in bytes 5 to 7 of the base transport header, behind the opcode.
         let Some((&opcode, &[a, b, c])) =
@@ -560,11 +560,15 @@ impl Node for SwitchNode {
         else {
             return;
         };
-        let Some(&(index, _)) = self.edges.get(&Qpn::from_bytes([a, b, c])) else { return };
+        let qpn = Qpn::from_bytes([a, b, c]);
+        let Some(&(index, _)) = self.edges.get(&qpn) else { return };
         // A SEND, or the end of a WRITE of the switch above: what it says comes before what follows it.
         let tells = Opcode::from_byte(opcode)
             .is_ok_and(|it| it.operation() == Operation::Send || it.has_immediate());
         if tells {
+            self.drain(now, index);
+        }
+        while self.endpoint.handle_next_early(now, qpn) {
             self.drain(now, index);
         }
         if self.touched.last() != Some(&index) && !self.touched.contains(&index) {

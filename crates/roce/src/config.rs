@@ -41,6 +41,10 @@ pub struct EndpointConfig {
     /// At most so many packets of 4096 bytes in flight on a queue pair: what a receiver's socket
     /// buffer holds. Smaller path MTUs are allowed up to four times as many. At least 1.
     pub max_window: u32,
+    /// How long request packets that came before their turn wait for those that they have overtaken, before
+    /// the gap is reported; 64 packets of all queue pairs can. With no time they are dropped, and gaps
+    /// reported at once.
+    pub reordering: Duration,
 }
 
 impl EndpointConfig {
@@ -59,6 +63,7 @@ impl EndpointConfig {
             max_message_length: 1 << 30,
             max_datagram_length: 4096,
             max_window: 256,
+            reordering: Duration::from_micros(250),
         }
     }
 }

@@ -32,8 +32,10 @@ pub struct Counters {
     pub dropped_response: u64,
     /// Requests that had been executed before.
     pub duplicates: u64,
-    /// Requests ahead of the expected one: something was lost.
+    /// Requests ahead of the expected one: something was lost, or overtaken.
     pub out_of_sequence: u64,
+    /// Of those, the ones that were kept, and executed when what they had overtaken came.
+    pub reordered: u64,
     pub acks_sent: u64,
     pub naks_sent: u64,
     pub rnr_naks_sent: u64,
@@ -85,6 +87,7 @@ impl Counters {
             dropped_response: self.dropped_response + other.dropped_response,
             duplicates: self.duplicates + other.duplicates,
             out_of_sequence: self.out_of_sequence + other.out_of_sequence,
+            reordered: self.reordered + other.reordered,
             acks_sent: self.acks_sent + other.acks_sent,
             naks_sent: self.naks_sent + other.naks_sent,
             rnr_naks_sent: self.rnr_naks_sent + other.rnr_naks_sent,

@@ -15,6 +15,7 @@ use crate::budget::{ReceiveBudget, cost};
 use crate::completion::{Completion, CompletionQueue, CompletionQueueId, MAX_COMPLETIONS};
 use crate::config::{EndpointConfig, QueuePairCapabilities, QueuePairConfig};
 use crate::counters::{Counters, QueuePairCounters};
+use crate::early::EarlyPackets;
 use crate::error::CreateError;
 use crate::events::{AsyncEvent, Events};
 use crate::icrc_check::Solvers;
@@ -62,6 +63,7 @@ impl<M: Memory> Endpoint<M> {
                 memory,
                 counters: Counters::default(),
                 budget: ReceiveBudget::UNLIMITED,
+                early: EarlyPackets::default(),
                 completion_queues: Vec::new(),
                 receive_queues: SharedReceiveQueues::default(),
                 events: Events::default(),
@@ -225,6 +227,7 @@ impl<M: Memory> Endpoint<M> {
             self.shared.budget.leave(index as u32, &mut pair.requester.turn);
         }
         self.queue_pairs[index] = None;
+        self.shared.early.forget(index as u32);
         self.ready.retain(|&other| other as usize != index);
         self.timers.forget(index as u32);
         self.numbers.give_back(index);
@@ -276,6 +279,7 @@ impl<M: Memory> Endpoint<M> {
                 pair.requester.stop(&mut self.shared.budget);
                 self.shared.budget.leave(index as u32, &mut pair.requester.turn);
                 pair.reset(config);
+                self.shared.early.forget(index as u32);
             }
             QueuePairState::Error => pair.close(&mut self.shared),
             _ => {

@@ -26,6 +26,7 @@ mod config;
 mod congestion;
 mod counters;
 mod datagrams;
+mod early;
 mod endpoint;
 mod error;
 mod events;

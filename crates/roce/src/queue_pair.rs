@@ -12,7 +12,7 @@ use crate::config::{QueuePairCapabilities, QueuePairConfig};
 use crate::congestion::Congestion;
 use crate::counters::QueuePairCounters;
 use crate::datagrams::Datagrams;
-use crate::endpoint::{BURST, Shared};
+use crate::endpoint::{BURST, Shared, index_of};
 use crate::events::AsyncEvent;
 use crate::memory::Memory;
 use crate::receives::Receives;
@@ -272,6 +272,7 @@ impl QueuePair {
         }
         self.state = QueuePairState::Error;
         self.responder.stop();
+        shared.early.forget(index_of(self.qpn));
         let mut status = status.unwrap_or(CompletionStatus::Flushed);
         while let Some(work) = self.requester.take_oldest() {
             shared.complete(self.send_completions, work.completion(self.qpn, status));

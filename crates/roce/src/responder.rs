@@ -7,7 +7,7 @@ mod execution;
 use millstream_wire::{NakCode, Opcode, Operation, Packet, Position, Psn, Syndrome};
 
 use self::execution::Refusal;
-use crate::endpoint::Shared;
+use crate::endpoint::{Shared, index_of};
 use crate::events::AsyncEvent;
 use crate::memory::{AccessDenied, AccessKind, Destination, Memory, RemoteAccess};
 use crate::queue_pair::QueuePair;
@@ -31,6 +31,8 @@ pub(crate) struct Responder {
     gap_reported: bool,
     /// The latest number that arrived behind the gap.
     behind_gap: u64,
+    /// When the gap is to be reported, if what is missing has not come.
+    gap_until: Option<Instant>,
     /// The oldest packet whose payload the memory has not flushed, and how many messages were complete
     /// before it.
     unflushed: Option<(u64, u64)>,
@@ -59,6 +61,7 @@ impl Responder {
             replies: Replies::default(),
             gap_reported: false,
             behind_gap: 0,
+            gap_until: None,
             unflushed: None,
             waits_until: None,
             not_ready: false,
@@ -93,14 +96,22 @@ impl Responder {
         self.replies.acknowledge(psn, msn);
     }
 
-    /// When an acknowledgement that waits has waited long enough.
-    pub(crate) const fn deadline(&self) -> Option<Instant> {
-        self.waits_until
+    /// When an acknowledgement that waits, or a gap, has waited long enough.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        [self.waits_until, self.gap_until].into_iter().flatten().min()
     }
 
-    /// Nothing is acknowledged any more, but by what was said already.
+    /// Nothing is acknowledged or asked for any more, but by what was said already.
     pub(crate) fn stop(&mut self) {
         self.waits_until = None;
+        self.gap_until = None;
+    }
+
+    fn report_gap(&mut self) {
+        self.gap_until = None;
+        self.gap_reported = true;
+        self.not_ready = false;
+        self.ask_again(Syndrome::Nak(NakCode::PsnSequenceError));
     }
 
     /// Asks for the next packet in order again.
@@ -132,18 +143,20 @@ impl QueuePair {
         }
         if psn > expected {
             shared.counters.out_of_sequence += 1;
+            if !self.responder.gap_reported && self.keep_early(now, shared, packet, psn) {
+                return;
+            }
             // Numbers that start again say that the requester has gone back, and that what it sent
             // again is lost too: to it, this is another gap.
             let gone_back = psn <= self.responder.behind_gap;
             if !self.responder.gap_reported || gone_back && !self.responder.not_ready {
-                self.responder.gap_reported = true;
-                self.responder.not_ready = false;
-                self.responder.ask_again(Syndrome::Nak(NakCode::PsnSequenceError));
+                self.responder.report_gap();
             }
             self.responder.behind_gap = psn;
             return;
         }
         self.responder.gap_reported = false;
+        self.responder.gap_until = None;
         self.responder.not_ready = false;
         let executed = self.execute(shared, packet);
         match &executed {
@@ -210,15 +223,56 @@ impl QueuePair {
 
     /// Acknowledges what has waited for a request, if all before it is where it belongs.
     pub(crate) fn acknowledge_waiting<M: Memory>(&mut self, shared: &mut Shared<M>) {
-        if self.responder.deadline().is_some() && self.flush_requests(shared) {
+        if self.responder.waits_until.is_some() && self.flush_requests(shared) {
             self.responder.acknowledge();
         }
     }
 
     /// Acknowledges what has waited long enough, as above.
     pub(crate) fn acknowledge_if_due<M: Memory>(&mut self, now: Instant, shared: &mut Shared<M>) {
-        if self.responder.deadline().is_some_and(|until| until <= now) {
+        if self.responder.waits_until.is_some_and(|until| until <= now) {
             self.acknowledge_waiting(shared);
+        }
+    }
+
+    /// Keeps a packet from behind a gap, for the time in which what it has overtaken may come.
+    fn keep_early<M: Memory>(
+        &mut self,
+        now: Instant,
+        shared: &mut Shared<M>,
+        packet: &Packet<'_>,
+        psn: u64,
+    ) -> bool {
+        let reordering = shared.config.reordering;
+        let is_kept = !reordering.is_zero() && shared.early.keep(index_of(self.qpn), psn, packet);
+        if is_kept {
+            self.responder.gap_until.get_or_insert(now + reordering);
+            self.responder.behind_gap = self.responder.behind_gap.max(psn);
+        }
+        is_kept
+    }
+
+    /// Executes the packet that is next, if it was kept until those before it had come. Returns whether it
+    /// was.
+    pub(crate) fn handle_early<M: Memory>(&mut self, now: Instant, shared: &mut Shared<M>) -> bool {
+        let pair = index_of(self.qpn);
+        if let Some(early) = shared.early.take(pair, self.responder.expected) {
+            shared.counters.reordered += 1;
+            self.handle_request(now, shared, &early.packet());
+            shared.early.give_back(early);
+            return true;
+        }
+        // Behind the next gap.
+        if !self.responder.gap_reported && shared.early.has(pair) {
+            self.responder.gap_until.get_or_insert(now + shared.config.reordering);
+        }
+        false
+    }
+
+    /// Reports a gap that is open for so long that what is missing was lost.
+    pub(crate) fn report_gap_if_due(&mut self, now: Instant) {
+        if self.responder.gap_until.is_some_and(|until| until <= now) {
+            self.responder.report_gap();
         }
     }
 

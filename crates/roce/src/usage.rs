@@ -2,8 +2,8 @@
 //! within the other.
 
 use crate::endpoint::Endpoint;
-use crate::events;
 use crate::memory::Memory;
+use crate::{early, events};
 
 /// How many of each an endpoint keeps, or may keep.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -14,6 +14,8 @@ pub struct Usage {
     pub fetches: usize,
     /// Receive requests of queue pairs, and those of messages that are arriving.
     pub receive_requests: usize,
+    /// Request packets that came before their turn.
+    pub early_packets: usize,
     /// Receive requests in shared queues.
     pub shared_receive_requests: usize,
     /// Answers that are not sent.
@@ -34,11 +36,12 @@ impl Usage {
         self.counts().into_iter().zip(limits.counts()).all(|(count, limit)| count <= limit)
     }
 
-    fn counts(&self) -> [usize; 9] {
+    fn counts(&self) -> [usize; 10] {
         [
             self.send_requests,
             self.fetches,
             self.receive_requests,
+            self.early_packets,
             self.shared_receive_requests,
             self.answers,
             self.repeatable,
@@ -53,6 +56,7 @@ impl<M: Memory> Endpoint<M> {
     /// What it keeps now.
     pub fn usage(&self) -> Usage {
         let mut usage = Usage {
+            early_packets: self.shared.early.len(),
             shared_receive_requests: self.shared.receive_queues.usage().0,
             completions: self.shared.completion_usage().0,
             events: self.events_waiting(),
@@ -76,6 +80,7 @@ impl<M: Memory> Endpoint<M> {
     /// present attributes.
     pub fn limits(&self) -> Usage {
         let mut limits = Usage {
+            early_packets: early::ROOM,
             shared_receive_requests: self.shared.receive_queues.usage().1,
             completions: self.shared.completion_usage().1,
             // The end of the device has room always.

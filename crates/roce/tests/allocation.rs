@@ -3,6 +3,7 @@
 
 mod common;
 
+use core::time::Duration;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::hint::black_box;
@@ -73,7 +74,9 @@ struct Traffic {
 
 impl Traffic {
     fn new(one_in: u32, identification: u16) -> Self {
-        let mut pair = Pair::with(Options { timeout: 14, max_inline: 100, ..Options::default() });
+        let reordering = Duration::from_micros(250);
+        let mut pair =
+            Pair::with(Options { timeout: 14, max_inline: 100, reordering, ..Options::default() });
         let source = pair.register(0, LOCAL, pattern(LENGTH, 1));
         let target = pair.register(1, REMOTE, vec![0; LENGTH]);
         let (remote_address, remote_key) = (REMOTE, target);
@@ -178,8 +181,8 @@ fn no_packet_costs_an_allocation() {
         assert_eq!(count, 0, "one in {one_in} lost, identification {identification}");
         assert!(traffic.pair.counters(1).packets_received > packets + 10_000);
         let naks = traffic.pair.counters(1).rnr_naks_sent;
-        // With losses the receives are often there before the message is.
-        assert!(naks >= if one_in == 0 { 400 } else { 20 }, "{naks}");
+        // With losses the receives are nearly always there before the message is.
+        assert!(naks >= if one_in == 0 { 400 } else { 1 }, "{naks}");
     }
 }
 

@@ -3,6 +3,7 @@
 
 mod common;
 
+use core::time::Duration;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::net::IpAddr;
@@ -50,7 +51,8 @@ const START: [u32; 2] = [0xff_fff0, 0x12_3456];
 const QUEUE_KEY: u32 = 0x1111_1111;
 
 fn options() -> Options {
-    Options { psn: START, timeout: 14, ..Options::default() }
+    let reordering = Duration::from_micros(250);
+    Options { psn: START, timeout: 14, reordering, ..Options::default() }
 }
 
 /// Host 1 under a flood: a connection, one that takes from a shared receive queue, and a queue pair
@@ -222,6 +224,8 @@ impl Flood {
             host.endpoint.handle_datagram(now, &meta, &datagram);
             // A driver that is slow to send, and an application that is slow to look.
             if number % 1000 == 0 {
+                self.pair.now = now + Duration::from_millis(1);
+                self.pair.hosts[1].endpoint.handle_timeout(self.pair.now);
                 for answer in self.pair.answers(1) {
                     if let Some(Syndrome::Nak(_)) = answer.syndrome {
                         self.near = answer.psn;

@@ -197,6 +197,31 @@ fn a_queue_of_20_milliseconds_is_filled_in_slow_start_at_most() {
 }
 
 #[test]
+fn packets_that_overtake_each_other_cost_nothing() {
+    for bits_per_second in [1_000_000_000, 10_000_000_000] {
+        let mut link = LinkOptions::new(bits_per_second, Duration::from_micros(20));
+        link.reorder = Probability::per_mille(5);
+        let mut options = TransferOptions {
+            operations: 20,
+            kinds: vec![Kind::Write],
+            max_length: 1 << 20,
+            uniform: true,
+            both_ways: false,
+            link,
+            ..TransferOptions::default()
+        };
+        options.connection.path_mtu = Mtu::B1024;
+        let transfer = exact(&options);
+        let report = transfer.report("test", 1);
+        assert!(transfer.simulation.count(Happening::HeldBack) > 50, "{report}");
+        for peer in transfer.simulation.machines() {
+            assert_eq!(peer.counters().retransmissions, 0, "{report}");
+        }
+        assert!(report.throughput() > 9 * bits_per_second / 10, "{report}");
+    }
+}
+
+#[test]
 fn arrivals_in_batches() {
     let mut options = with_link(|link| {
         link.loss = Probability::per_mille(20);

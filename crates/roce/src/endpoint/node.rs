@@ -1,6 +1,6 @@
 //! The endpoint as a node: packets that come and go, and deadlines.
 
-use millstream_wire::{Bth, Opcode, Operation, Packet, ParseError, Reth};
+use millstream_wire::{Bth, Opcode, Operation, Packet, ParseError, Qpn, Reth};
 
 use super::{BURST, Endpoint};
 use crate::Instant;
@@ -27,52 +27,11 @@ impl<M: Memory> Node for Endpoint<M> {
     }
 
     fn handle_datagram(&mut self, now: Instant, meta: &DatagramMeta, datagram: &[u8]) {
-        self.shared.counters.packets_received += 1;
-        let packet = match Packet::parse(datagram) {
-            Ok(packet) => packet,
-            Err(ParseError::UnknownOpcode(_)) => {
-                self.shared.counters.dropped_opcode += 1;
-                return;
-            }
-            Err(_) => {
-                self.shared.counters.dropped_malformed += 1;
-                return;
-            }
-        };
-        let Some(index) = self.admit(meta, datagram, &packet) else { return };
-        if let Some(pair) = self.queue_pairs[index].as_mut() {
-            pair.counters.packets_received += 1;
-        }
-        let source = (index as u32, packet.opcode.is_response());
-        if let Some(unflushed) = self.unflushed.filter(|&unflushed| unflushed != source)
-            && !self.flush()
-            && unflushed.0 == source.0
+        if let Some(index) = self.handle_one(now, meta, datagram)
+            && self.shared.early.len() > 0
         {
-            // Its queue pair has just failed.
-            return;
+            while self.handle_one_early(now, index) {}
         }
-        let Some(pair) = self.queue_pairs[index].as_mut() else { return };
-        if packet.opcode.operation() == Operation::CongestionNotification {
-            self.shared.counters.congestion_notifications += 1;
-            pair.congestion.notified(now);
-            return;
-        }
-        let reliable = pair.transport == Transport::ReliableConnection;
-        if meta.congestion_experienced && reliable && !packet.payload.is_empty() {
-            pair.congestion.marked(now);
-        }
-        let before = Baseline::of(&self.shared.counters);
-        pair.communicate(&mut self.shared);
-        if packet.opcode.has_deth() {
-            pair.receive_datagram(&mut self.shared, meta, datagram.len(), &packet);
-        } else if packet.opcode.is_response() {
-            pair.handle_response(now, &mut self.shared, &packet);
-        } else {
-            pair.handle_request(now, &mut self.shared, &packet);
-        }
-        pair.counters.add_since(&before, &self.shared.counters);
-        self.unflushed = (!self.shared.memory.is_flushed()).then_some(source);
-        self.after_change(index);
     }
 
     fn handle_timeout(&mut self, now: Instant) {
@@ -85,6 +44,7 @@ impl<M: Memory> Node for Endpoint<M> {
                 pair.congestion.wait_is_over(now);
                 pair.complete_datagrams(&mut self.shared);
                 pair.acknowledge_if_due(now, &mut self.shared);
+                pair.report_gap_if_due(now);
                 let before = Baseline::of(&self.shared.counters);
                 pair.handle_deadline(now, &mut self.shared);
                 pair.counters.add_since(&before, &self.shared.counters);
@@ -143,6 +103,91 @@ impl<M: Memory> Node for Endpoint<M> {
 }
 
 impl<M: Memory> Endpoint<M> {
+    /// As [`Node::handle_datagram`], but packets that have waited for this one are left to
+    /// [`Endpoint::handle_next_early`]. For those who must act on what each packet brings before the next one.
+    pub fn handle_datagram_alone(&mut self, now: Instant, meta: &DatagramMeta, datagram: &[u8]) {
+        self.handle_one(now, meta, datagram);
+    }
+
+    /// Handles the packet of a queue pair that came before its turn ([`crate::EndpointConfig::reordering`]), if
+    /// it is its turn now. Returns whether there was one.
+    pub fn handle_next_early(&mut self, now: Instant, qpn: Qpn) -> bool {
+        self.shared.early.len() > 0
+            && self.index(qpn).is_some_and(|index| self.handle_one_early(now, index))
+    }
+
+    /// Returns the index of the queue pair whose request it was.
+    fn handle_one(&mut self, now: Instant, meta: &DatagramMeta, datagram: &[u8]) -> Option<usize> {
+        self.shared.counters.packets_received += 1;
+        let packet = match Packet::parse(datagram) {
+            Ok(packet) => packet,
+            Err(ParseError::UnknownOpcode(_)) => {
+                self.shared.counters.dropped_opcode += 1;
+                return None;
+            }
+            Err(_) => {
+                self.shared.counters.dropped_malformed += 1;
+                return None;
+            }
+        };
+        let index = self.admit(meta, datagram, &packet)?;
+        if let Some(pair) = self.queue_pairs[index].as_mut() {
+            pair.counters.packets_received += 1;
+        }
+        let source = (index as u32, packet.opcode.is_response());
+        if !self.flush_other(source) {
+            return None;
+        }
+        let pair = self.queue_pairs[index].as_mut()?;
+        if packet.opcode.operation() == Operation::CongestionNotification {
+            self.shared.counters.congestion_notifications += 1;
+            pair.congestion.notified(now);
+            return None;
+        }
+        let reliable = pair.transport == Transport::ReliableConnection;
+        if meta.congestion_experienced && reliable && !packet.payload.is_empty() {
+            pair.congestion.marked(now);
+        }
+        let before = Baseline::of(&self.shared.counters);
+        pair.communicate(&mut self.shared);
+        let mut request = None;
+        if packet.opcode.has_deth() {
+            pair.receive_datagram(&mut self.shared, meta, datagram.len(), &packet);
+        } else if packet.opcode.is_response() {
+            pair.handle_response(now, &mut self.shared, &packet);
+        } else {
+            pair.handle_request(now, &mut self.shared, &packet);
+            request = Some(index);
+        }
+        pair.counters.add_since(&before, &self.shared.counters);
+        self.unflushed = (!self.shared.memory.is_flushed()).then_some(source);
+        self.after_change(index);
+        request
+    }
+
+    fn handle_one_early(&mut self, now: Instant, index: usize) -> bool {
+        let source = (index as u32, false);
+        if !self.flush_other(source) {
+            return false;
+        }
+        let Some(pair) = self.queue_pairs[index].as_mut() else { return false };
+        let before = Baseline::of(&self.shared.counters);
+        let handled = pair.handle_early(now, &mut self.shared);
+        pair.counters.add_since(&before, &self.shared.counters);
+        self.unflushed = (!self.shared.memory.is_flushed()).then_some(source);
+        self.after_change(index);
+        handled
+    }
+
+    /// Flushes what others have written than the one whose packet comes; `false` when its queue pair has just
+    /// failed by that.
+    fn flush_other(&mut self, source: (u32, bool)) -> bool {
+        match self.unflushed.filter(|&unflushed| unflushed != source) {
+            Some(unflushed) => self.flush() || unflushed.0 != source.0,
+            None => true,
+        }
+    }
+
     /// Puts the queue pair that has waited longest for the receive budget on the ready list, when
     /// there is room for what it wants.
     fn call_waiting(&mut self) {

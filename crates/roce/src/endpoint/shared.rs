@@ -4,6 +4,7 @@ use crate::budget::ReceiveBudget;
 use crate::completion::{Completion, CompletionQueue, CompletionQueueId, CompletionStatus};
 use crate::config::EndpointConfig;
 use crate::counters::Counters;
+use crate::early::EarlyPackets;
 use crate::events::{AsyncEvent, Events};
 use crate::notifications::Notifications;
 use crate::receives::SharedReceiveQueues;
@@ -15,6 +16,7 @@ pub(crate) struct Shared<M> {
     pub(crate) memory: M,
     pub(crate) counters: Counters,
     pub(crate) budget: ReceiveBudget,
+    pub(crate) early: EarlyPackets,
     pub(super) completion_queues: Vec<Option<CompletionQueue>>,
     pub(crate) receive_queues: SharedReceiveQueues,
     pub(super) events: Events,

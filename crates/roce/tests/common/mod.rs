@@ -63,6 +63,7 @@ pub(crate) struct Options {
     pub(crate) max_inline: usize,
     pub(crate) split_writes: bool,
     pub(crate) acknowledgement_delay: Duration,
+    pub(crate) reordering: Duration,
     pub(crate) partition_keys: &'static [u16],
 }
 
@@ -84,6 +85,7 @@ impl Default for Options {
             max_inline: 0,
             split_writes: false,
             acknowledgement_delay: Duration::ZERO,
+            reordering: Duration::ZERO,
             partition_keys: &[0xffff],
         }
     }
@@ -106,6 +108,7 @@ impl Pair {
                 partition_keys: options.partition_keys.to_vec(),
                 max_window: options.max_window,
                 max_message_length: options.max_message_length,
+                reordering: options.reordering,
                 ..EndpointConfig::new(address, n.into())
             };
             let mut endpoint = Endpoint::new(config, OwnedMemory::new(64));

@@ -313,6 +313,21 @@ impl Host {
         }
     }
 
+    /// Lets the device do something with one packet, and looks at what came of it.
+    fn follow_packet<T>(&mut self, qpn: Option<Qpn>, act: impl FnOnce(&mut Self) -> T) -> T {
+        let waiting = self.waiting();
+        self.endpoint.memory_mut().serving = qpn;
+        let (level, first) = (self.level(), self.endpoint.memory().effects.len());
+        let result = act(self);
+        self.endpoint.memory_mut().serving = None;
+        if self.waiting() > waiting {
+            self.touch(qpn);
+        }
+        self.follow_level(level, first, qpn);
+        self.look();
+        result
+    }
+
     /// A packet that is not as it was sent, or for a queue pair of the past, may be counted, and
     /// nothing else.
     fn refuses(&mut self, now: Instant, meta: &DatagramMeta, datagram: &[u8]) {
@@ -406,10 +421,7 @@ fn destination(datagram: &[u8]) -> Option<Qpn> {
 
 impl Node for Host {
     fn handle_datagram(&mut self, now: Instant, meta: &DatagramMeta, datagram: &[u8]) {
-        let waiting = self.waiting();
         let qpn = destination(datagram);
-        self.endpoint.memory_mut().serving = qpn;
-        let (level, mut first) = (self.level(), self.endpoint.memory().effects.len());
         let header = Header::of(meta.source, datagram, datagram.len());
         let port = self.datagram_pairs.iter().find(|(port, _)| Some(*port) == qpn).copied();
         let is_ours = match (header, port) {
@@ -418,20 +430,16 @@ impl Node for Host {
             _ => false,
         };
         if !is_ours || self.checks_integrity && !is_intact(meta, datagram) {
-            self.refuses(now, meta, datagram);
-        } else {
-            if let (Some(header), Some(_)) = (header, port) {
-                self.tell(What::Reached(header), qpn);
-            }
-            first = self.endpoint.memory().effects.len();
-            self.endpoint.handle_datagram(now, meta, datagram);
+            self.follow_packet(qpn, |host| host.refuses(now, meta, datagram));
+            return;
         }
-        self.endpoint.memory_mut().serving = None;
-        if self.waiting() > waiting {
-            self.touch(qpn);
+        if let (Some(header), Some(_)) = (header, port) {
+            self.tell(What::Reached(header), qpn);
         }
-        self.follow_level(level, first, qpn);
-        self.look();
+        self.follow_packet(qpn, |host| host.endpoint.handle_datagram_alone(now, meta, datagram));
+        while let Some(early) = qpn
+            && self.follow_packet(qpn, |host| host.endpoint.handle_next_early(now, early))
+        {}
     }
 
     fn handle_timeout(&mut self, now: Instant) {

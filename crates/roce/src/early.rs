@@ -1,0 +1,184 @@
+//! Request packets that came before their turn.
+//!
+//! Where several processors or paths carry a flow, packets overtake each other. A responder drops what
+//! is behind a gap and reports the gap (IBTA 9.7.5.2.8); then all that is in flight is sent again. So a
+//! few packets are kept for a moment ([`crate::EndpointConfig::reordering`], the reordering window of
+//! RFC 8985): when those that they have overtaken come, they are executed, in order.
+
+use std::collections::VecDeque;
+
+use millstream_wire::{Bth, ExtendedHeaders, Mtu, Opcode, Packet};
+
+/// Packets that an endpoint keeps at most: a segmented send of 64 KiB at a path MTU of 1024 bytes.
+pub(crate) const ROOM: usize = 64;
+
+/// A packet, but for what only matters on its way.
+#[derive(Debug)]
+pub(crate) struct EarlyPacket {
+    /// The index of its queue pair.
+    pair: u32,
+    psn: u64,
+    bth: Bth,
+    opcode: Opcode,
+    extended: ExtendedHeaders,
+    payload: Vec<u8>,
+}
+
+/// The packets that wait for their turn, of all queue pairs of an endpoint.
+#[derive(Debug, Default)]
+pub(crate) struct EarlyPackets {
+    /// In the order in which they came.
+    packets: VecDeque<EarlyPacket>,
+    /// Room for payloads. With those of `packets` they are [`ROOM`], or none.
+    unused: Vec<Vec<u8>>,
+}
+
+impl EarlyPackets {
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.packets.len()
+    }
+
+    /// Whether a queue pair has some.
+    pub(crate) fn has(&self, pair: u32) -> bool {
+        self.packets.iter().any(|packet| packet.pair == pair)
+    }
+
+    /// Keeps a packet; without room the oldest one of another queue pair goes. Returns whether it is kept.
+    pub(crate) fn keep(&mut self, pair: u32, psn: u64, packet: &Packet<'_>) -> bool {
+        if self.packets.len() == ROOM {
+            if self.packets.front().is_some_and(|oldest| oldest.pair == pair) {
+                return false;
+            }
+            if let Some(oldest) = self.packets.pop_front() {
+                self.give_back(oldest);
+            }
+        }
+        if self.packets.iter().any(|kept| (kept.pair, kept.psn) == (pair, psn)) {
+            return true;
+        }
+        let mut payload = self.room();
+        payload.extend_from_slice(packet.payload);
+        let Packet { bth, opcode, extended, .. } = *packet;
+        self.packets.push_back(EarlyPacket { pair, psn, bth, opcode, extended, payload });
+        true
+    }
+
+    /// Where a payload can be. The first one brings all there will ever be, so that later ones cost no
+    /// allocation; what is not used is not touched.
+    fn room(&mut self) -> Vec<u8> {
+        if self.packets.is_empty() && self.unused.is_empty() {
+            self.packets.reserve_exact(ROOM);
+            self.unused.extend((0..ROOM).map(|_| Vec::with_capacity(Mtu::B4096.bytes())));
+        }
+        self.unused.pop().unwrap_or_default()
+    }
+
+    /// Takes the packet of a queue pair with this number, and drops those with smaller ones.
+    pub(crate) fn take(&mut self, pair: u32, psn: u64) -> Option<EarlyPacket> {
+        self.drop_if(|packet| packet.pair == pair && packet.psn < psn);
+        let at = self.packets.iter().position(|it| (it.pair, it.psn) == (pair, psn))?;
+        self.packets.remove(at)
+    }
+
+    /// A packet that was taken is done with.
+    pub(crate) fn give_back(&mut self, packet: EarlyPacket) {
+        let mut payload = packet.payload;
+        payload.clear();
+        self.unused.push(payload);
+    }
+
+    /// Drops those of a queue pair.
+    pub(crate) fn forget(&mut self, pair: u32) {
+        self.drop_if(|packet| packet.pair == pair);
+    }
+
+    fn drop_if(&mut self, goes: impl Fn(&EarlyPacket) -> bool) {
+        let Self { packets, unused } = self;
+        packets.retain_mut(|packet| {
+            let goes = goes(packet);
+            if goes {
+                packet.payload.clear();
+                unused.push(core::mem::take(&mut packet.payload));
+            }
+            !goes
+        });
+    }
+}
+
+impl EarlyPacket {
+    /// As it came. Padding and ICRC were checked then.
+    pub(crate) fn packet(&self) -> Packet<'_> {
+        let Self { bth, opcode, extended, payload, .. } = self;
+        Packet { bth: *bth, opcode: *opcode, extended: *extended, payload, padding: &[], icrc: 0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millstream_wire::{Psn, Qpn};
+
+    use super::*;
+
+    fn keep(early: &mut EarlyPackets, pair: u32, psn: u64) -> bool {
+        let opcode = Opcode::RcSendOnly;
+        let payload = [psn as u8; 8];
+        let packet = Packet {
+            bth: Bth::new(opcode as u8, Qpn::default(), Psn::from_extended(psn)),
+            opcode,
+            extended: ExtendedHeaders::default(),
+            payload: &payload,
+            padding: &[],
+            icrc: 0,
+        };
+        early.keep(pair, psn, &packet)
+    }
+
+    fn take(early: &mut EarlyPackets, pair: u32, psn: u64) -> bool {
+        let Some(taken) = early.take(pair, psn) else { return false };
+        assert_eq!(taken.packet().payload, [psn as u8; 8]);
+        assert_eq!(taken.packet().bth.psn, Psn::from_extended(psn));
+        early.give_back(taken);
+        true
+    }
+
+    #[test]
+    fn packets_are_taken_once_by_number_and_older_ones_dropped() {
+        let mut early = EarlyPackets::default();
+        for (pair, psn) in [(1, 12), (1, 10), (2, 10), (1, 11), (1, 12)] {
+            assert!(keep(&mut early, pair, psn));
+        }
+        assert_eq!(early.len(), 4, "one came twice");
+        assert!(!take(&mut early, 1, 9));
+        assert!(take(&mut early, 1, 11));
+        assert!(!take(&mut early, 1, 11));
+        assert_eq!(early.len(), 2, "what is before it is dropped");
+        assert!(early.has(1) && early.has(2));
+        early.forget(1);
+        assert!(!early.has(1));
+        assert!(!take(&mut early, 1, 12));
+        assert!(take(&mut early, 2, 10));
+    }
+
+    #[test]
+    fn who_has_all_the_room_gets_no_more_and_others_do() {
+        let mut early = EarlyPackets::default();
+        for psn in 0..ROOM as u64 {
+            assert!(keep(&mut early, 1, psn));
+        }
+        assert!(!keep(&mut early, 1, ROOM as u64));
+        for psn in 0..10 {
+            assert!(keep(&mut early, 2, psn));
+        }
+        assert_eq!(early.len(), ROOM);
+        assert!(!take(&mut early, 1, 9), "the oldest ones went");
+        assert!(take(&mut early, 1, 10));
+        for _ in 0..1000 {
+            early.forget(1);
+            early.forget(2);
+            assert!((0..ROOM as u64).all(|psn| keep(&mut early, 3, psn)));
+            early.forget(3);
+        }
+        assert_eq!((early.unused.len(), early.len()), (ROOM, 0), "no room is lost, and none added");
+    }
+}

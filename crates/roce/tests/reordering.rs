@@ -1,0 +1,183 @@
+//! What a responder does with packets that came before their turn.
+
+mod common;
+
+use core::time::Duration;
+
+use common::forge::{Forge, ack, nak};
+use common::operations::REMOTE;
+use common::{Lcg, Options, Pair, pattern, piece};
+use millstream_roce::{
+    CompletionStatus, Node, QueuePairAttributes, QueuePairState, SendOperation, Usage,
+};
+use millstream_wire::{NakCode, Opcode};
+
+const LOCAL: u64 = 0x1000_0000;
+const FIRST: u32 = 100;
+const REORDERING: Duration = Duration::from_micros(250);
+
+fn options() -> Options {
+    Options { psn: [FIRST, 200], timeout: 14, reordering: REORDERING, ..Options::default() }
+}
+
+fn pair() -> (Pair, u32) {
+    let mut pair = Pair::with(options());
+    let key = pair.register(1, REMOTE, vec![0; 8192]);
+    (pair, key)
+}
+
+/// Writes the number of the packet where the one before it has written its own.
+fn write(pair: &mut Pair, psn: u32, key: u32) {
+    Forge::new(pair, 1, Opcode::RcWriteOnly, FIRST + psn)
+        .reth(REMOTE, key, 4)
+        .payload(&psn.to_be_bytes())
+        .acknowledge_request()
+        .inject(pair);
+}
+
+fn last_written(pair: &Pair, key: u32) -> u32 {
+    u32::from_be_bytes(*pair.region(1, key).first_chunk().unwrap())
+}
+
+fn pass(pair: &mut Pair, time: Duration) {
+    pair.now = pair.now + time;
+    pair.hosts[1].endpoint.handle_timeout(pair.now);
+}
+
+#[test]
+fn what_was_overtaken_is_waited_for_and_all_is_executed_in_order() {
+    for order in [&[1, 0][..], &[3, 1, 2, 0], &[1, 2, 3, 0, 4], &[1, 1, 1, 0], &[2, 0, 1]] {
+        let (mut pair, key) = pair();
+        for &psn in order {
+            write(&mut pair, psn, key);
+        }
+        let last = *order.iter().max().unwrap();
+        assert_eq!(last_written(&pair, key), last, "{order:?}");
+        assert_eq!(pair.short_answers(1), [ack(FIRST + last)], "{order:?}");
+        pass(&mut pair, Duration::from_secs(1));
+        assert_eq!(pair.short_answers(1), [], "{order:?}");
+        assert_eq!(pair.counters(1).naks_sent, 0);
+    }
+}
+
+#[test]
+fn what_does_not_come_in_time_was_lost() {
+    let (mut pair, key) = pair();
+    write(&mut pair, 1, key);
+    pass(&mut pair, REORDERING - Duration::from_nanos(1));
+    write(&mut pair, 3, key);
+    assert_eq!(pair.short_answers(1), []);
+    pass(&mut pair, Duration::from_nanos(1));
+    assert_eq!(pair.short_answers(1), [nak(FIRST, NakCode::PsnSequenceError)]);
+    pass(&mut pair, REORDERING);
+    write(&mut pair, 4, key);
+    assert_eq!(pair.short_answers(1), [], "the gap is reported");
+    // It is sent again, and what was kept need not be. The next gap has its own time.
+    write(&mut pair, 0, key);
+    assert_eq!(pair.short_answers(1), [ack(FIRST + 1)]);
+    assert_eq!(last_written(&pair, key), 1);
+    pass(&mut pair, REORDERING);
+    assert_eq!(pair.short_answers(1), [nak(FIRST + 2, NakCode::PsnSequenceError)]);
+    write(&mut pair, 2, key);
+    assert_eq!(pair.short_answers(1), [ack(FIRST + 3)]);
+    assert_eq!(pair.counters(1).reordered, 2);
+}
+
+#[test]
+fn more_than_there_is_room_for_is_no_matter_of_order() {
+    let (mut pair, key) = pair();
+    let room = pair.hosts[1].endpoint.limits().early_packets as u32;
+    for psn in 1..=room {
+        write(&mut pair, psn, key);
+    }
+    assert_eq!(pair.short_answers(1), []);
+    write(&mut pair, room + 1, key);
+    assert_eq!(pair.short_answers(1), [nak(FIRST, NakCode::PsnSequenceError)]);
+    write(&mut pair, 0, key);
+    assert_eq!(pair.short_answers(1), [ack(FIRST + room)]);
+}
+
+#[test]
+fn a_requester_that_goes_back_hears_of_the_gap_again() {
+    let (mut pair, key) = pair();
+    let sequence = nak(FIRST, NakCode::PsnSequenceError);
+    write(&mut pair, 5, key);
+    pass(&mut pair, REORDERING);
+    assert_eq!(pair.short_answers(1), [sequence]);
+    write(&mut pair, 1, key);
+    assert_eq!(pair.short_answers(1), [sequence]);
+}
+
+#[test]
+fn what_is_kept_goes_with_its_queue_pair() {
+    let ends: [fn(&mut Pair); 3] = [
+        |pair| assert!(pair.hosts[1].endpoint.destroy_queue_pair(pair.hosts[1].qpn)),
+        |pair| modify(pair, QueuePairState::Reset),
+        |pair| modify(pair, QueuePairState::Error),
+    ];
+    for end in ends {
+        let (mut pair, key) = pair();
+        write(&mut pair, 1, key);
+        assert_eq!(pair.hosts[1].endpoint.usage().early_packets, 1);
+        end(&mut pair);
+        let Usage { early_packets, .. } = pair.hosts[1].endpoint.usage();
+        assert_eq!(early_packets, 0);
+        pass(&mut pair, REORDERING);
+        assert_eq!(pair.short_answers(1), []);
+    }
+}
+
+fn modify(pair: &mut Pair, state: QueuePairState) {
+    let host = &mut pair.hosts[1];
+    let to = QueuePairAttributes { state: Some(state), ..QueuePairAttributes::default() };
+    host.endpoint.modify_queue_pair(pair.now, host.qpn, &to).unwrap();
+}
+
+/// A SEND that came too soon and finds no receive then is sent again, as one that came in time.
+#[test]
+fn what_finds_no_receive_in_its_turn_is_sent_again() {
+    let (mut pair, key) = pair();
+    Forge::new(&pair, 1, Opcode::RcSendOnly, FIRST + 1).payload(b"send").inject(&mut pair);
+    write(&mut pair, 0, key);
+    assert_eq!(pair.counters(1).rnr_naks_sent, 0);
+    let answers = pair.short_answers(1);
+    assert_eq!(answers[0], ack(FIRST));
+    assert_eq!((answers.len(), answers[1].1), (2, FIRST + 1));
+    assert_eq!(pair.counters(1).rnr_naks_sent, 1);
+}
+
+/// Through the whole of two endpoints: what overtakes costs no packet that is sent again.
+#[test]
+fn packets_that_overtake_each_other_are_not_sent_again() {
+    const LENGTH: usize = 200 * 256;
+    let mut pair = Pair::with(options());
+    let mut held: Option<Vec<u8>> = None;
+    let mut random = Lcg(7);
+    pair.wire = Box::new(move |to, datagram| {
+        let mut arrive = Vec::new();
+        if to == 1 && held.is_none() && random.below(10) == 0 {
+            held = Some(datagram.to_vec());
+            return arrive;
+        }
+        arrive.push(datagram.to_vec());
+        if to == 1 && random.below(3) == 0 {
+            arrive.extend(held.take());
+        }
+        arrive
+    });
+    let source = pair.register(0, LOCAL, pattern(LENGTH, 3));
+    let target = pair.register(1, REMOTE, vec![0; LENGTH]);
+    for at in (0..LENGTH).step_by(LENGTH / 8) {
+        let (remote_address, remote_key) = (REMOTE + at as u64, target);
+        let operation = SendOperation::Write { remote_address, remote_key, immediate: None };
+        pair.post(0, 1, operation, &[piece(source, LOCAL + at as u64, LENGTH / 8)]);
+    }
+    pair.run(Duration::from_secs(10));
+    let completions = pair.completions(0);
+    assert_eq!(completions.len(), 8);
+    assert!(completions.iter().all(|it| it.status == CompletionStatus::Success));
+    assert_eq!(pair.region(1, target), pattern(LENGTH, 3));
+    let counters = pair.counters(1);
+    assert!(counters.reordered > 10, "{counters:?}");
+    assert_eq!(counters.naks_sent, 0, "{counters:?}");
+}
