@@ -85,6 +85,8 @@ pub(crate) struct Requester {
     last_progress: Instant,
     /// The loss at this number was acted on, at this time.
     recovered: Option<(u64, Instant)>,
+    /// The packet that was reported lost last.
+    lost: Option<u64>,
     window: Window,
     /// The most packets with data in flight that the peer has room for.
     send_limit: u64,
@@ -190,6 +192,7 @@ impl Requester {
             deadline: None,
             last_progress: Instant::ZERO,
             recovered: None,
+            lost: None,
             window: Window::new(1),
             send_limit: u64::MAX,
             acknowledge_interval: ACKNOWLEDGE_INTERVAL,

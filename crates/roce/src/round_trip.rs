@@ -128,11 +128,8 @@ impl RoundTrip {
     }
 
     /// How much longer the latest packet took than the fastest: most of it was spent in queues.
-    pub(crate) fn delay(&self) -> Duration {
-        match (self.latest, self.shortest) {
-            (Some(latest), Some(least)) => latest.saturating_sub(least),
-            _ => Duration::ZERO,
-        }
+    pub(crate) fn delay(&self) -> Option<Duration> {
+        self.latest.zip(self.shortest).map(|(latest, least)| latest.saturating_sub(least))
     }
 
     /// How long to wait for an answer before probing; never more than `limit`.
@@ -199,11 +196,11 @@ mod tests {
     #[test]
     fn the_delay_is_that_of_the_latest_packet() {
         let mut round_trip = measured(100);
-        assert_eq!(round_trip.delay(), Duration::ZERO);
+        assert_eq!(round_trip.delay(), Some(Duration::ZERO));
         for (micros, delay) in [(5000, 4900), (400, 300), (50, 0)] {
             round_trip.sent(at(0), micros);
             round_trip.acknowledged(at(micros), micros);
-            assert_eq!(round_trip.delay(), Duration::from_micros(delay));
+            assert_eq!(round_trip.delay(), Some(Duration::from_micros(delay)));
         }
     }
 
@@ -213,9 +210,9 @@ mod tests {
             let mut round_trip = measured(100);
             round_trip.sent(at(1000), 2);
             round_trip.acknowledged(at(6000), 2);
-            assert_eq!(round_trip.delay(), Duration::from_micros(4900));
+            assert_eq!(round_trip.delay(), Some(Duration::from_micros(4900)));
             forget(&mut round_trip);
-            assert_eq!(round_trip.delay(), Duration::ZERO);
+            assert_eq!(round_trip.delay(), None);
         }
     }
 

@@ -89,8 +89,11 @@ impl Window {
         self.used[1] = self.used[1].max(in_flight);
     }
 
-    /// The peer acknowledged this many more packets, and they have waited so long on their way.
-    pub(crate) fn acknowledged(&mut self, packets: u32, delay: Duration) {
+    /// The peer acknowledged this many more packets, and they have waited so long on their way. Where that
+    /// could not be measured, it was silent or lost some: it may have been long.
+    pub(crate) fn acknowledged(&mut self, packets: u32, delay: Option<Duration>) {
+        let is_known = delay.is_some();
+        let delay = delay.unwrap_or_default();
         self.silences = 0;
         let used = self.used[0].max(self.used[1]);
         self.round = self.round.saturating_add(packets);
@@ -104,7 +107,7 @@ impl Window {
             self.slow_start_threshold =
                 self.slow_start_threshold.min(self.size.max(self.undelayed()));
         }
-        if delay >= GROWTH_DELAY && self.size >= self.undelayed() {
+        if (delay >= GROWTH_DELAY || !is_known) && self.size >= self.undelayed() {
             return;
         }
         // Acknowledgements come in a row, and what they make room for is sent after the last of them: a
@@ -146,8 +149,13 @@ impl Window {
     /// The peer reported a loss. Where packets hardly queue on their way, there is less reason to
     /// think that there were too many of them.
     pub(crate) fn lost(&mut self, in_flight: u64, queueing: bool) {
-        self.shrink(in_flight, if queueing { 5 } else { 7 });
-        self.size = self.slow_start_threshold;
+        // Since it collapsed one packet is in flight. That one was sent behind those that are lost.
+        if self.size > 1 {
+            let before = self.size.max(self.slow_start_threshold);
+            self.shrink(in_flight, if queueing { 5 } else { 7 });
+            self.slow_start_threshold = self.slow_start_threshold.min(before);
+            self.size = self.size.min(self.slow_start_threshold);
+        }
     }
 
     /// The peer was silent. Returns whether it was for so long that what is in flight must be given
@@ -184,7 +192,7 @@ mod tests {
     /// All that may be in flight is, and `packets` of it are acknowledged.
     fn acknowledged(window: &mut Window, packets: u32, delay: Duration) {
         window.sent(window.size().into());
-        window.acknowledged(packets, delay);
+        window.acknowledged(packets, Some(delay));
     }
 
     #[test]
@@ -193,11 +201,13 @@ mod tests {
         window.lost(100, true);
         assert_eq!(window.size(), 50);
         window.lost(100, false);
-        assert_eq!(window.size(), 70);
-        for _ in 0..70 {
+        assert_eq!(window.size(), 50, "a loss is no reason to send more");
+        for _ in 0..50 {
             acknowledged(&mut window, 1, Duration::ZERO);
         }
-        assert_eq!(window.size(), 71);
+        assert_eq!(window.size(), 51);
+        window.lost(50, false);
+        assert_eq!(window.size(), 35);
     }
 
     #[test]
@@ -250,6 +260,29 @@ mod tests {
         assert_eq!(window.size(), FIRST, "a packet a round trip");
     }
 
+    /// What is in flight then was sent before the silence.
+    #[test]
+    fn a_loss_after_a_long_silence_changes_nothing() {
+        let mut window = Window::new(256);
+        window.collapse(100);
+        for in_flight in [100, 1] {
+            window.lost(in_flight, true);
+            assert_eq!((window.size(), window.slow_start_threshold), (1, 50));
+        }
+    }
+
+    #[test]
+    fn where_no_delay_is_known_it_grows_no_further_than_under_any() {
+        let mut window = Window::new(1024);
+        for _ in 0..100 {
+            window.sent(window.size().into());
+            window.acknowledged(64, None);
+        }
+        assert_eq!(window.size(), 128);
+        acknowledged(&mut window, 64, Duration::ZERO);
+        assert_eq!(window.size(), 192, "slow start is not over");
+    }
+
     #[test]
     fn never_beyond_its_limit() {
         let mut window = Window::new(3);
@@ -271,7 +304,7 @@ mod tests {
         assert_eq!(window.size(), 1024);
         acknowledged(&mut window, 64, delay);
         assert_eq!(window.size(), 256, "a queue of four times the length, a quarter of the window");
-        window.acknowledged(64, delay);
+        window.acknowledged(64, Some(delay));
         assert_eq!(window.size(), 256, "what was sent before is not counted twice");
         for _ in 0..100 {
             acknowledged(&mut window, 256, delay * 10);
@@ -287,11 +320,11 @@ mod tests {
         }
         for _ in 0..3 {
             window.sent(1);
-            window.acknowledged(1, Duration::ZERO);
+            window.acknowledged(1, Some(Duration::ZERO));
             window.rested();
         }
         window.sent(1);
-        window.acknowledged(1, GROWTH_DELAY * 10);
+        window.acknowledged(1, Some(GROWTH_DELAY * 10));
         assert_eq!(window.size(), 512, "one packet makes no queue");
     }
 
@@ -300,11 +333,11 @@ mod tests {
         let mut window = Window::new(512);
         for _ in 0..1000 {
             window.sent(20);
-            window.acknowledged(20, Duration::ZERO);
+            window.acknowledged(20, Some(Duration::ZERO));
         }
         assert_eq!(window.size(), FIRST);
         window.sent(40);
-        window.acknowledged(40, Duration::ZERO);
+        window.acknowledged(40, Some(Duration::ZERO));
         assert_eq!(window.size(), FIRST + 40, "slow start, when more than half is used");
         window.lost(100, true);
         // What was in flight before is of other round trips.
@@ -312,7 +345,7 @@ mod tests {
         window.rested();
         for _ in 0..1000 {
             window.sent(30);
-            window.acknowledged(30, Duration::ZERO);
+            window.acknowledged(30, Some(Duration::ZERO));
         }
         assert_eq!(window.size(), 50, "three quarters, when it is over");
     }

@@ -22,8 +22,11 @@ impl QueuePair {
         {
             return;
         }
+        // Several of what was in flight are one reason to send less, one that was lost again is another.
+        let newest = if requester.lost == Some(psn) { requester.next } else { requester.sent };
         requester.recovered = Some((psn, now));
-        requester.window.lost(requester.sent - psn, requester.round_trip.is_queueing());
+        requester.lost = Some(psn);
+        requester.window.lost(newest - psn, requester.round_trip.is_queueing());
         requester.round_trip.lost();
         requester.go_back(psn, &mut shared.budget);
         requester.arm(now);
