@@ -197,6 +197,33 @@ fn a_queue_of_20_milliseconds_is_filled_in_slow_start_at_most() {
     }
 }
 
+/// A READ asks for up to 128 packets, which take longer than the link's queue holds.
+#[test]
+fn reads_fill_a_slow_link() {
+    let bits_per_second = 50_000_000;
+    let slow = LinkOptions {
+        queue_bytes: bits_per_second / 8 / 50,
+        ..LinkOptions::new(bits_per_second, Duration::from_micros(20))
+    };
+    let mut options = TransferOptions {
+        operations: 20,
+        kinds: vec![Kind::Read],
+        max_length: 1 << 20,
+        uniform: true,
+        both_ways: false,
+        link: slow,
+        max_window: 256,
+        ..TransferOptions::default()
+    };
+    options.connection.path_mtu = Mtu::B1024;
+    for seed in 0..4 {
+        let transfer = exact(&TransferOptions { seed, ..options.clone() });
+        let report = transfer.report("test", seed);
+        println!("{report}");
+        assert!(report.throughput() > 8 * bits_per_second / 10, "{report}");
+    }
+}
+
 #[test]
 fn packets_that_overtake_each_other_cost_nothing() {
     for bits_per_second in [1_000_000_000, 10_000_000_000] {

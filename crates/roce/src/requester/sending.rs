@@ -144,7 +144,9 @@ impl QueuePair {
         requester.sent = requester.sent.max(requester.next);
         requester.window.sent(requester.next - requester.unacknowledged);
         if fresh && bth.acknowledge_request {
-            requester.round_trip.sent(now, requester.next);
+            // A READ is measured by its first answer: the others come as fast as the path carries them.
+            let answered = if fetches { psn + 1 } else { requester.next };
+            requester.round_trip.sent(now, answered);
         }
         if requester.deadline.is_none() {
             requester.arm(now);
