@@ -225,6 +225,28 @@ fn silence_is_probed_with_two_packets() {
     assert_eq!(next_sent(&mut victim), [FIRST + 9]);
 }
 
+/// What is sent again and lost again stands in a queue that is full: each time less is sent.
+#[test]
+fn less_is_sent_for_each_loss_of_a_repeat() {
+    let options = Options { timeout: 20, ..Options::default() };
+    let mut victim = Victim::with(options, &[SEND], 256 * 100);
+    let mut sent = 64;
+    for _ in 0..6 {
+        victim.acknowledge(FIRST, SEQUENCE);
+        let repeats = victim.sent();
+        assert_eq!(repeats[0], FIRST);
+        assert!(repeats.len() < sent && repeats.len() >= 4, "{} after {sent}", repeats.len());
+        sent = repeats.len();
+        // The silence ends what belongs to this loss.
+        victim.wait();
+        victim.sent();
+        if victim.counters().timeouts >= 3 {
+            break;
+        }
+    }
+    assert_eq!(victim.counters().timeouts, 3);
+}
+
 #[test]
 fn a_storm_of_receiver_not_ready_counts_once_a_wait() {
     let mut victim = Victim::with(Options { rnr_retry: 2, ..Options::default() }, &[SEND], 64);
