@@ -42,8 +42,7 @@ pub struct EndpointConfig {
     /// buffer holds. Smaller path MTUs are allowed up to four times as many. At least 1.
     pub max_window: u32,
     /// How long request packets that came before their turn wait for those that they have overtaken, before
-    /// the gap is reported; 64 packets of all queue pairs can. With no time they are dropped, and gaps
-    /// reported at once.
+    /// the gap is reported; 64 of all queue pairs can, up to 64 ahead of their turn. With no time none waits.
     pub reordering: Duration,
 }
 
@@ -63,7 +62,7 @@ impl EndpointConfig {
             max_message_length: 1 << 30,
             max_datagram_length: 4096,
             max_window: 256,
-            reordering: Duration::from_micros(250),
+            reordering: Duration::from_micros(100),
         }
     }
 }

@@ -34,7 +34,7 @@ pub struct Counters {
     pub duplicates: u64,
     /// Requests ahead of the expected one: something was lost, or overtaken.
     pub out_of_sequence: u64,
-    /// Of those, the ones that were kept, and executed when what they had overtaken came.
+    /// Of those, the ones that were kept until it was their turn.
     pub reordered: u64,
     pub acks_sent: u64,
     pub naks_sent: u64,

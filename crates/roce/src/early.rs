@@ -3,14 +3,19 @@
 //! Where several processors or paths carry a flow, packets overtake each other. A responder drops what
 //! is behind a gap and reports the gap (IBTA 9.7.5.2.8); then all that is in flight is sent again. So a
 //! few packets are kept for a moment ([`crate::EndpointConfig::reordering`], the reordering window of
-//! RFC 8985): when those that they have overtaken come, they are executed, in order.
+//! RFC 8985): when those that they have overtaken come, or come again, they are executed, in order. They go when
+//! that takes [`EXPIRY`]: what is no part of the stream must not wait for its number.
 
+use core::time::Duration;
 use std::collections::VecDeque;
 
 use millstream_wire::{Bth, ExtendedHeaders, Mtu, Opcode, Packet};
 
-/// Packets that an endpoint keeps at most: a segmented send of 64 KiB at a path MTU of 1024 bytes.
+/// Packets that an endpoint keeps at most, and how far ahead of its turn one is.
 pub(crate) const ROOM: usize = 64;
+
+/// How long packets are kept when the gap before them is reported and nothing comes in order.
+pub(crate) const EXPIRY: Duration = Duration::from_millis(100);
 
 /// A packet, but for what only matters on its way.
 #[derive(Debug)]
@@ -44,18 +49,13 @@ impl EarlyPackets {
         self.packets.iter().any(|packet| packet.pair == pair)
     }
 
-    /// Keeps a packet; without room the oldest one of another queue pair goes. Returns whether it is kept.
+    /// Keeps a packet if there is room. Returns whether it is kept.
     pub(crate) fn keep(&mut self, pair: u32, psn: u64, packet: &Packet<'_>) -> bool {
-        if self.packets.len() == ROOM {
-            if self.packets.front().is_some_and(|oldest| oldest.pair == pair) {
-                return false;
-            }
-            if let Some(oldest) = self.packets.pop_front() {
-                self.give_back(oldest);
-            }
-        }
         if self.packets.iter().any(|kept| (kept.pair, kept.psn) == (pair, psn)) {
             return true;
+        }
+        if self.packets.len() == ROOM {
+            return false;
         }
         let mut payload = self.room();
         payload.extend_from_slice(packet.payload);
@@ -64,8 +64,8 @@ impl EarlyPackets {
         true
     }
 
-    /// Where a payload can be. The first one brings all there will ever be, so that later ones cost no
-    /// allocation; what is not used is not touched.
+    /// Where a payload can be. The first one brings all there will ever be, 256 KiB, so that later ones cost no
+    /// allocation.
     fn room(&mut self) -> Vec<u8> {
         if self.packets.is_empty() && self.unused.is_empty() {
             self.packets.reserve_exact(ROOM);
@@ -161,24 +161,17 @@ mod tests {
     }
 
     #[test]
-    fn who_has_all_the_room_gets_no_more_and_others_do() {
+    fn room_is_bounded_and_comes_back() {
         let mut early = EarlyPackets::default();
-        for psn in 0..ROOM as u64 {
-            assert!(keep(&mut early, 1, psn));
-        }
-        assert!(!keep(&mut early, 1, ROOM as u64));
-        for psn in 0..10 {
-            assert!(keep(&mut early, 2, psn));
-        }
-        assert_eq!(early.len(), ROOM);
-        assert!(!take(&mut early, 1, 9), "the oldest ones went");
-        assert!(take(&mut early, 1, 10));
-        for _ in 0..1000 {
+        for round in 0..1000 {
+            assert!((0..ROOM as u64).all(|psn| keep(&mut early, 1, psn)));
+            assert!(keep(&mut early, 1, 0), "it is kept already");
+            assert!(!keep(&mut early, 1, ROOM as u64) && !keep(&mut early, 2, 0));
+            assert!(take(&mut early, 1, round % ROOM as u64));
+            assert!(keep(&mut early, 2, 0));
             early.forget(1);
             early.forget(2);
-            assert!((0..ROOM as u64).all(|psn| keep(&mut early, 3, psn)));
-            early.forget(3);
         }
-        assert_eq!((early.unused.len(), early.len()), (ROOM, 0), "no room is lost, and none added");
+        assert_eq!((early.unused.len(), early.len()), (ROOM, 0));
     }
 }

@@ -7,6 +7,7 @@ mod execution;
 use millstream_wire::{NakCode, Opcode, Operation, Packet, Position, Psn, Syndrome};
 
 use self::execution::Refusal;
+use crate::early;
 use crate::endpoint::{Shared, index_of};
 use crate::events::AsyncEvent;
 use crate::memory::{AccessDenied, AccessKind, Destination, Memory, RemoteAccess};
@@ -33,6 +34,10 @@ pub(crate) struct Responder {
     behind_gap: u64,
     /// When the gap is to be reported, if what is missing has not come.
     gap_until: Option<Instant>,
+    /// What was missing up to this number was asked for, and comes again.
+    asked_to: u64,
+    /// Until when packets are kept, if nothing comes in order before.
+    kept_until: Option<Instant>,
     /// The oldest packet whose payload the memory has not flushed, and how many messages were complete
     /// before it.
     unflushed: Option<(u64, u64)>,
@@ -62,6 +67,8 @@ impl Responder {
             gap_reported: false,
             behind_gap: 0,
             gap_until: None,
+            asked_to: 0,
+            kept_until: None,
             unflushed: None,
             waits_until: None,
             not_ready: false,
@@ -98,20 +105,14 @@ impl Responder {
 
     /// When an acknowledgement that waits, or a gap, has waited long enough.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        [self.waits_until, self.gap_until].into_iter().flatten().min()
+        [self.waits_until, self.gap_until, self.kept_until].into_iter().flatten().min()
     }
 
     /// Nothing is acknowledged or asked for any more, but by what was said already.
     pub(crate) fn stop(&mut self) {
         self.waits_until = None;
         self.gap_until = None;
-    }
-
-    fn report_gap(&mut self) {
-        self.gap_until = None;
-        self.gap_reported = true;
-        self.not_ready = false;
-        self.ask_again(Syndrome::Nak(NakCode::PsnSequenceError));
+        self.kept_until = None;
     }
 
     /// Asks for the next packet in order again.
@@ -132,6 +133,10 @@ impl QueuePair {
         let expected = self.responder.expected;
         let operation = packet.opcode.operation();
         let more = psn == expected && matches!(operation, Operation::Send | Operation::Write);
+        if psn > expected {
+            self.handle_gap(now, shared, packet, psn);
+            return;
+        }
         // Whatever else it is, its answer says that all before it was executed.
         if !more && !self.flush_requests(shared) {
             return;
@@ -139,20 +144,6 @@ impl QueuePair {
         if psn < expected {
             shared.counters.duplicates += 1;
             self.handle_duplicate(shared, packet, psn);
-            return;
-        }
-        if psn > expected {
-            shared.counters.out_of_sequence += 1;
-            if !self.responder.gap_reported && self.keep_early(now, shared, packet, psn) {
-                return;
-            }
-            // Numbers that start again say that the requester has gone back, and that what it sent
-            // again is lost too: to it, this is another gap.
-            let gone_back = psn <= self.responder.behind_gap;
-            if !self.responder.gap_reported || gone_back && !self.responder.not_ready {
-                self.responder.report_gap();
-            }
-            self.responder.behind_gap = psn;
             return;
         }
         self.responder.gap_reported = false;
@@ -194,6 +185,7 @@ impl QueuePair {
             Err(Refusal::NotReady) => {
                 self.responder.gap_reported = true;
                 self.responder.not_ready = true;
+                shared.early.forget(index_of(self.qpn));
                 let timer = self.responder.minimum_rnr_timer;
                 self.responder.ask_again(Syndrome::ReceiverNotReady { timer });
             }
@@ -235,21 +227,44 @@ impl QueuePair {
         }
     }
 
-    /// Keeps a packet from behind a gap, for the time in which what it has overtaken may come.
-    fn keep_early<M: Memory>(
+    /// A packet from behind a gap: what is missing was overtaken, or lost.
+    fn handle_gap<M: Memory>(
         &mut self,
         now: Instant,
         shared: &mut Shared<M>,
         packet: &Packet<'_>,
         psn: u64,
-    ) -> bool {
-        let reordering = shared.config.reordering;
-        let is_kept = !reordering.is_zero() && shared.early.keep(index_of(self.qpn), psn, packet);
-        if is_kept {
-            self.responder.gap_until.get_or_insert(now + reordering);
-            self.responder.behind_gap = self.responder.behind_gap.max(psn);
+    ) {
+        shared.counters.out_of_sequence += 1;
+        let responder = &mut self.responder;
+        // Numbers that start again say that the requester has gone back, and that what it sent
+        // again is lost too: to it, this is another gap.
+        let gone_back = psn <= responder.behind_gap && !responder.not_ready;
+        responder.behind_gap = psn;
+        if responder.gap_reported && !gone_back {
+            return;
         }
-        is_kept
+        responder.gap_reported = false;
+        let reordering = shared.config.reordering;
+        let is_near = psn - responder.expected <= early::ROOM as u64;
+        if !reordering.is_zero() && is_near && shared.early.keep(index_of(self.qpn), psn, packet) {
+            responder.gap_until.get_or_insert(now + reordering);
+        } else {
+            self.report_gap(now, shared);
+        }
+    }
+
+    /// Asks for what is missing. The requester sends all from there on again.
+    fn report_gap<M: Memory>(&mut self, now: Instant, shared: &mut Shared<M>) {
+        self.responder.gap_until = None;
+        if self.flush_requests(shared) {
+            let responder = &mut self.responder;
+            responder.gap_reported = true;
+            responder.not_ready = false;
+            responder.asked_to = responder.behind_gap;
+            responder.kept_until = Some(now + early::EXPIRY);
+            responder.ask_again(Syndrome::Nak(NakCode::PsnSequenceError));
+        }
     }
 
     /// Executes the packet that is next, if it was kept until those before it had come. Returns whether it
@@ -262,17 +277,28 @@ impl QueuePair {
             shared.early.give_back(early);
             return true;
         }
-        // Behind the next gap.
-        if !self.responder.gap_reported && shared.early.has(pair) {
-            self.responder.gap_until.get_or_insert(now + shared.config.reordering);
+        // Behind the next gap. What is missing there may be on its way again already: then only a packet from
+        // behind it says that it was lost.
+        let responder = &mut self.responder;
+        responder.kept_until = None;
+        if shared.early.has(pair) {
+            responder.kept_until = Some(now + early::EXPIRY);
+            if responder.expected > responder.asked_to {
+                responder.gap_until.get_or_insert(now + shared.config.reordering);
+            }
         }
         false
     }
 
-    /// Reports a gap that is open for so long that what is missing was lost.
-    pub(crate) fn report_gap_if_due(&mut self, now: Instant) {
+    /// Reports a gap that is open for so long that what is missing was lost, and drops what was kept behind one
+    /// for too long.
+    pub(crate) fn handle_gap_deadlines<M: Memory>(&mut self, now: Instant, shared: &mut Shared<M>) {
         if self.responder.gap_until.is_some_and(|until| until <= now) {
-            self.responder.report_gap();
+            self.report_gap(now, shared);
+        }
+        if self.responder.kept_until.is_some_and(|until| until <= now) {
+            self.responder.kept_until = None;
+            shared.early.forget(index_of(self.qpn));
         }
     }
 

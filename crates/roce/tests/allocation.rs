@@ -74,7 +74,7 @@ struct Traffic {
 
 impl Traffic {
     fn new(one_in: u32, identification: u16) -> Self {
-        let reordering = Duration::from_micros(250);
+        let reordering = Duration::from_micros(100);
         let mut pair =
             Pair::with(Options { timeout: 14, max_inline: 100, reordering, ..Options::default() });
         let source = pair.register(0, LOCAL, pattern(LENGTH, 1));

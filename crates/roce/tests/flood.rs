@@ -51,7 +51,7 @@ const START: [u32; 2] = [0xff_fff0, 0x12_3456];
 const QUEUE_KEY: u32 = 0x1111_1111;
 
 fn options() -> Options {
-    let reordering = Duration::from_micros(250);
+    let reordering = Duration::from_micros(100);
     Options { psn: START, timeout: 14, reordering, ..Options::default() }
 }
 

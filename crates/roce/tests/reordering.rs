@@ -7,14 +7,12 @@ use core::time::Duration;
 use common::forge::{Forge, ack, nak};
 use common::operations::REMOTE;
 use common::{Lcg, Options, Pair, pattern, piece};
-use millstream_roce::{
-    CompletionStatus, Node, QueuePairAttributes, QueuePairState, SendOperation, Usage,
-};
+use millstream_roce::{CompletionStatus, Node, QueuePairAttributes, QueuePairState, SendOperation};
 use millstream_wire::{NakCode, Opcode};
 
 const LOCAL: u64 = 0x1000_0000;
 const FIRST: u32 = 100;
-const REORDERING: Duration = Duration::from_micros(250);
+const REORDERING: Duration = Duration::from_micros(100);
 
 fn options() -> Options {
     Options { psn: [FIRST, 200], timeout: 14, reordering: REORDERING, ..Options::default() }
@@ -37,6 +35,10 @@ fn write(pair: &mut Pair, psn: u32, key: u32) {
 
 fn last_written(pair: &Pair, key: u32) -> u32 {
     u32::from_be_bytes(*pair.region(1, key).first_chunk().unwrap())
+}
+
+fn kept(pair: &Pair) -> usize {
+    pair.hosts[1].endpoint.usage().early_packets
 }
 
 fn pass(pair: &mut Pair, time: Duration) {
@@ -69,42 +71,93 @@ fn what_does_not_come_in_time_was_lost() {
     assert_eq!(pair.short_answers(1), []);
     pass(&mut pair, Duration::from_nanos(1));
     assert_eq!(pair.short_answers(1), [nak(FIRST, NakCode::PsnSequenceError)]);
-    pass(&mut pair, REORDERING);
+    // What is still on its way says nothing new.
     write(&mut pair, 4, key);
-    assert_eq!(pair.short_answers(1), [], "the gap is reported");
-    // It is sent again, and what was kept need not be. The next gap has its own time.
+    pass(&mut pair, REORDERING);
+    assert_eq!((pair.short_answers(1), kept(&pair)), (vec![], 2));
+    // All is sent again. What was kept takes its turn.
     write(&mut pair, 0, key);
     assert_eq!(pair.short_answers(1), [ack(FIRST + 1)]);
-    assert_eq!(last_written(&pair, key), 1);
     pass(&mut pair, REORDERING);
-    assert_eq!(pair.short_answers(1), [nak(FIRST + 2, NakCode::PsnSequenceError)]);
+    assert_eq!(pair.short_answers(1), [], "the next gap is on its way again");
     write(&mut pair, 2, key);
-    assert_eq!(pair.short_answers(1), [ack(FIRST + 3)]);
+    assert_eq!((pair.short_answers(1), last_written(&pair, key)), (vec![ack(FIRST + 3)], 3));
     assert_eq!(pair.counters(1).reordered, 2);
 }
 
+/// What comes from behind a gap again, and without what was missing there, says that it was lost again.
 #[test]
-fn more_than_there_is_room_for_is_no_matter_of_order() {
+fn a_gap_in_what_is_sent_again_is_reported() {
     let (mut pair, key) = pair();
-    let room = pair.hosts[1].endpoint.limits().early_packets as u32;
-    for psn in 1..=room {
-        write(&mut pair, psn, key);
-    }
-    assert_eq!(pair.short_answers(1), []);
-    write(&mut pair, room + 1, key);
+    write(&mut pair, 1, key);
+    write(&mut pair, 3, key);
+    pass(&mut pair, REORDERING);
     assert_eq!(pair.short_answers(1), [nak(FIRST, NakCode::PsnSequenceError)]);
     write(&mut pair, 0, key);
-    assert_eq!(pair.short_answers(1), [ack(FIRST + room)]);
+    write(&mut pair, 3, key);
+    assert_eq!(pair.short_answers(1), [ack(FIRST + 1)]);
+    pass(&mut pair, REORDERING);
+    assert_eq!(pair.short_answers(1), [nak(FIRST + 2, NakCode::PsnSequenceError)]);
 }
 
 #[test]
-fn a_requester_that_goes_back_hears_of_the_gap_again() {
+fn each_gap_has_its_own_time() {
+    let (mut pair, key) = pair();
+    write(&mut pair, 1, key);
+    write(&mut pair, 3, key);
+    pass(&mut pair, REORDERING - Duration::from_nanos(1));
+    write(&mut pair, 0, key);
+    assert_eq!(pair.short_answers(1), [ack(FIRST + 1)]);
+    assert_eq!((last_written(&pair, key), kept(&pair)), (1, 1));
+    pass(&mut pair, REORDERING - Duration::from_nanos(1));
+    assert_eq!(pair.short_answers(1), []);
+    pass(&mut pair, Duration::from_nanos(1));
+    assert_eq!(pair.short_answers(1), [nak(FIRST + 2, NakCode::PsnSequenceError)]);
+}
+
+/// It may be no part of the stream: the packet that is may come much later.
+#[test]
+fn what_is_kept_goes_when_nothing_comes_before_it() {
+    for gaps in [&[1][..], &[2, 0]] {
+        let (mut pair, key) = pair();
+        gaps.iter().for_each(|&psn| write(&mut pair, psn, key));
+        let mut naks = 0;
+        for _ in 0..1000 {
+            pass(&mut pair, Duration::from_millis(1));
+            naks += pair.short_answers(1).iter().filter(|it| it.2 != ack(0).2).count();
+        }
+        assert_eq!((kept(&pair), naks), (0, 1), "{gaps:?}");
+    }
+}
+
+/// More are no matter of order; and what is far ahead may be no part of the stream, or of another one.
+#[test]
+fn more_than_there_is_room_for_and_what_is_far_ahead_is_not_waited_for() {
+    let room = pair().0.hosts[1].endpoint.limits().early_packets as u32;
+    let after_many = (1..=room + 1).collect::<Vec<_>>();
+    for numbers in [after_many, vec![room + 1], vec![1, 1000], vec![(1 << 23) - 1]] {
+        let (mut pair, key) = pair();
+        let (last, others) = numbers.split_last().unwrap();
+        others.iter().for_each(|&psn| write(&mut pair, psn, key));
+        assert_eq!((pair.short_answers(1), kept(&pair)), (vec![], others.len()));
+        write(&mut pair, *last, key);
+        assert_eq!(pair.short_answers(1), [nak(FIRST, NakCode::PsnSequenceError)]);
+        assert_eq!(kept(&pair), others.len());
+        write(&mut pair, 0, key);
+        assert_eq!(pair.short_answers(1), [ack(FIRST + others.len() as u32)]);
+    }
+}
+
+#[test]
+fn a_requester_that_goes_back_hears_of_the_gap_again_in_its_time() {
     let (mut pair, key) = pair();
     let sequence = nak(FIRST, NakCode::PsnSequenceError);
     write(&mut pair, 5, key);
     pass(&mut pair, REORDERING);
     assert_eq!(pair.short_answers(1), [sequence]);
     write(&mut pair, 1, key);
+    assert_eq!(pair.short_answers(1), [], "the first repeat may have been overtaken");
+    pass(&mut pair, REORDERING);
     assert_eq!(pair.short_answers(1), [sequence]);
 }
 
@@ -118,10 +171,9 @@ fn what_is_kept_goes_with_its_queue_pair() {
     for end in ends {
         let (mut pair, key) = pair();
         write(&mut pair, 1, key);
-        assert_eq!(pair.hosts[1].endpoint.usage().early_packets, 1);
+        assert_eq!(kept(&pair), 1);
         end(&mut pair);
-        let Usage { early_packets, .. } = pair.hosts[1].endpoint.usage();
-        assert_eq!(early_packets, 0);
+        assert_eq!(kept(&pair), 0);
         pass(&mut pair, REORDERING);
         assert_eq!(pair.short_answers(1), []);
     }
@@ -137,9 +189,13 @@ fn modify(pair: &mut Pair, state: QueuePairState) {
 #[test]
 fn what_finds_no_receive_in_its_turn_is_sent_again() {
     let (mut pair, key) = pair();
-    Forge::new(&pair, 1, Opcode::RcSendOnly, FIRST + 1).payload(b"send").inject(&mut pair);
+    for psn in [1, 2] {
+        let send = Forge::new(&pair, 1, Opcode::RcSendOnly, FIRST + psn).payload(b"send");
+        send.inject(&mut pair);
+    }
     write(&mut pair, 0, key);
     assert_eq!(pair.counters(1).rnr_naks_sent, 0);
+    assert_eq!(kept(&pair), 0);
     let answers = pair.short_answers(1);
     assert_eq!(answers[0], ack(FIRST));
     assert_eq!((answers.len(), answers[1].1), (2, FIRST + 1));
@@ -180,4 +236,5 @@ fn packets_that_overtake_each_other_are_not_sent_again() {
     let counters = pair.counters(1);
     assert!(counters.reordered > 10, "{counters:?}");
     assert_eq!(counters.naks_sent, 0, "{counters:?}");
+    assert_eq!(pair.counters(0).retransmissions, 0, "{counters:?}");
 }

@@ -44,7 +44,7 @@ impl<M: Memory> Node for Endpoint<M> {
                 pair.congestion.wait_is_over(now);
                 pair.complete_datagrams(&mut self.shared);
                 pair.acknowledge_if_due(now, &mut self.shared);
-                pair.report_gap_if_due(now);
+                pair.handle_gap_deadlines(now, &mut self.shared);
                 let before = Baseline::of(&self.shared.counters);
                 pair.handle_deadline(now, &mut self.shared);
                 pair.counters.add_since(&before, &self.shared.counters);
