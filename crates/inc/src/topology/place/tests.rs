@@ -1,5 +1,7 @@
 //! Trees on networks.
 
+mod ways;
+
 use core::net::{IpAddr, Ipv4Addr};
 use std::collections::BTreeSet;
 
