@@ -121,10 +121,9 @@ impl Controller {
 
     /// Plans full groups that have no tree, the oldest first.
     pub(super) fn plan_waiting(&mut self) {
-        let waits = |group: &Group| group.is_full() && group.trees.is_none() && !group.ready;
-        let waiting = |(&id, group): (&GroupId, &Group)| waits(group).then_some(id);
-        let waiting: Vec<GroupId> = self.groups.iter().filter_map(waiting).collect();
-        for id in waiting {
+        let full = |(&id, group): (&GroupId, &Group)| group.is_full().then_some(id);
+        let full: Vec<GroupId> = self.groups.iter().filter_map(full).collect();
+        for id in full {
             self.plan(id);
         }
     }
