@@ -158,19 +158,18 @@ impl Controller {
                 group.fall_back_at = None;
             }
             let Some(group) = self.groups.get(&id) else { continue };
-            if group.is_full() && group.trees.is_none() && group.may_fall_back() {
-                let reason = match &group.missing {
-                    // With a topology, too, a switch that the group avoids counts as one that is not there.
-                    _ if self.real_switches().any(|switch| group.avoids(switch)) => {
-                        "its ranks have lost the switches that have registered".to_owned()
-                    }
-                    Some(missing) => {
-                        format!("switch {missing} of the controller's topology has not registered")
-                    }
-                    None => "no switch has registered at the controller".to_owned(),
-                };
-                self.fall_back(id, &reason);
-            }
+            // Only a full group that waits for a switch has such a time, and from then on it gets trees or ends.
+            let reason = match &group.missing {
+                // With a topology, too, a switch that the group avoids counts as one that is not there.
+                _ if self.real_switches().any(|switch| group.avoids(switch)) => {
+                    "its ranks have lost the switches that have registered".to_owned()
+                }
+                Some(missing) => {
+                    format!("switch {missing} of the controller's topology has not registered")
+                }
+                None => "no switch has registered at the controller".to_owned(),
+            };
+            self.fall_back(id, &reason);
         }
     }
 
