@@ -34,11 +34,11 @@ impl Communicator {
 
     /// The note to the node above, if it is due and all have not called meanwhile. There is room for it.
     pub(super) fn next_first_call(&mut self) -> Option<SendRequest> {
-        let next = self.called;
-        // The collective before has gone up.
-        if self.uplink.as_ref()?.announced < next || !core::mem::take(&mut self.first_due) {
+        if !core::mem::take(&mut self.first_due) {
             return None;
         }
+        // Who is known to have called it has the answer to the one before, so that has gone up.
+        let next = self.called;
         let first = (self.announced | self.heard).trailing_zeros() as usize;
         let (rank, &descriptor) = self.known(first)?;
         // Where the descriptor of all will be: it has the same bytes, should the note have to be sent again. Who calls has
