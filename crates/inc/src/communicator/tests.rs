@@ -3,6 +3,7 @@
 mod above;
 mod first_calls;
 mod overdue;
+mod plain;
 
 use core::net::{IpAddr, Ipv4Addr};
 use core::ops::Range;

@@ -82,6 +82,28 @@ fn an_answer_is_awaited_only_of_what_went_up() {
 }
 
 #[test]
+fn a_segment_that_is_on_its_way_up_asks_whether_the_node_above_lives() {
+    let mut node = closed();
+    node.connected();
+    for port in 0..2 {
+        announce(&mut node, port, &call(0, 100), &[]).unwrap();
+    }
+    let descriptor = sends(&mut node, UP);
+    deliver(&mut node, &descriptor);
+    assert_eq!(answer(&mut node, Answer::agreed(0), false, 0), Progress::Ready);
+    for port in 0..2 {
+        let _ = sends(&mut node, port);
+        write(&mut node, port, 0x5000, 50, &[1; 400]);
+    }
+    let segment = sends(&mut node, UP);
+    assert_eq!(segment.len(), 1);
+    assert!(node.awaits(UP));
+    assert_eq!(node.probe(UP), None);
+    deliver(&mut node, &segment);
+    assert_eq!(node.probe(UP).map(|request| request.operation), Some(QUESTION));
+}
+
+#[test]
 fn an_abort_has_nobody_to_tell_above_before_the_way_is_open() {
     for open in [false, true] {
         let mut node = closed();
@@ -124,6 +146,17 @@ fn who_told_of_an_abort_is_not_told() {
         node.end(port);
     }
     assert_eq!(node.take_ended(), Some(abort));
+}
+
+/// What the last message has left is not read again.
+#[test]
+fn an_abort_that_is_told_by_a_write_is_none_of_the_protocol() {
+    let mut node = announced(&call(0, 100));
+    let [piece] = node.receive_request(UP, 0).pieces;
+    let _ = node.store(UP, piece.address, &Abort::PeerLost { rank: 3 }.to_bytes()).unwrap();
+    assert_eq!(answer(&mut node, Answer::Aborted, true, ABORT_BYTES as u32), Progress::Ready);
+    assert_eq!(node.aborted(), Some(Abort::ParentLost));
+    assert_eq!(sends(&mut node, UP).len(), 1, "the node above is told");
 }
 
 #[test]

@@ -108,6 +108,53 @@ fn the_number_that_is_told_is_that_of_whoever_waits_no_longer() {
     }
 }
 
+/// One collective is looked for, once.
+#[test]
+fn who_waits_no_longer_after_the_first_changes_nothing() {
+    let mut node = tree();
+    for port in 1..3 {
+        announce(&mut node, port, &call(4, 0), &[]).unwrap();
+    }
+    assert_eq!(node.gave_up(2, Answer::overdue(0)), Ok(Progress::Ready));
+    let asked = |node: &mut Communicator| (0..2).map(|port| sends(node, port).len()).sum::<usize>();
+    assert_eq!(asked(&mut node), 2);
+    // Nor is it looked at what is said with it.
+    let number = Abort::Overdue(overdue(9, &[]));
+    for message in [number, Abort::ParentLost] {
+        assert_eq!(gave_up_below(&mut node, 1, Answer::overdue(0), &message), Ok(Progress::None));
+    }
+    for note in [Answer::overdue(0), Answer::overdue(7)] {
+        assert_eq!(node.gave_up(2, note), Ok(Progress::None));
+    }
+    assert_eq!(asked(&mut node), 0);
+    for (port, ranks) in [(0, &[0, 1][..]), (1, &[])] {
+        let _ = found(&mut node, port, &overdue(0, ranks)).unwrap();
+    }
+    assert_eq!(node.aborted(), Some(Abort::Overdue(overdue(4, &[0, 1]))));
+}
+
+#[test]
+fn who_waits_no_longer_after_an_abort_changes_nothing() {
+    let mut node = tree();
+    let abort = Abort::PeerLost { rank: 1 };
+    assert_eq!(node.abort(abort), Progress::Ready);
+    let gave_up = gave_up_below(&mut node, 0, Answer::overdue(0), &Abort::ParentLost);
+    assert_eq!(gave_up, Ok(Progress::None));
+    assert_eq!(node.gave_up(2, Answer::overdue(7)), Ok(Progress::None));
+    assert_eq!(node.aborted(), Some(abort));
+}
+
+#[test]
+fn a_node_is_asked_once_who_is_awaited_below_it() {
+    let mut node = node_of(8, vec![child(0..2, true), child(2..4, true)], true);
+    node.connected();
+    let missing = Some(Answer::missing(0).to_immediate());
+    assert_eq!(node.answered(missing, false, 0), Progress::Ready);
+    assert_eq!(node.aborted(), None);
+    assert_eq!(node.answered(missing, false, 0), Progress::Ready);
+    assert_eq!(node.aborted(), Some(Abort::ParentLost));
+}
+
 #[test]
 fn a_leaf_says_the_number_of_its_rank_and_a_switch_above_passes_it_on() {
     const UP: usize = 2;
