@@ -125,3 +125,42 @@ fn a_switch_of_before_that_is_lost_ends_the_groups_that_it_serves() {
     assert_eq!(world.heard(host), switch_lost("s", 1, detail, Some(3)));
     assert_eq!(world.heard(other), []);
 }
+
+#[test]
+fn what_a_node_of_before_finds_it_tells_its_own_tree_and_the_controller_the_others() {
+    let mut world = World::new();
+    let third = ConnectionId(1002);
+    for (switch, name, address, communicator, tree) in
+        [(SWITCH, "s", 1, NUMBER, 0), (OTHER, "t", 2, 78, 1), (third, "u", 3, 79, 1)]
+    {
+        world.switch_with(switch, name, address, holding(1));
+        let nodes = vec![HeldNode { tree, ..node(IDENTITY, communicator) }];
+        world.say(switch, ToController::Held { nodes });
+        world.heard(switch);
+    }
+    let host = back(&mut world, 1, claim("g", 1, 0));
+    world.heard(host);
+    let (rank, detail) = (0, "count".to_owned());
+    let report = SwitchReport::Mismatch { rank, detail: detail.clone() };
+    world.say(OTHER, ToController::Report { communicator: 78, report });
+    let reason = AbortReason::Mismatch { rank, detail };
+    assert_eq!(world.heard(host), [FromController::Abort { reason }]);
+    let destroy = FromController::DestroyCommunicator { communicator: NUMBER };
+    assert_eq!(world.heard(SWITCH), [destroy]);
+    assert_eq!((world.heard(OTHER), world.heard(third)), (vec![], vec![]));
+    // Those of its tree end by themselves, and nobody can claim any of them.
+    assert_eq!((world.controller.census().held, world.controller.census().ending), (0, 2));
+    assert!(world.controller.unclaimed.is_empty());
+}
+
+#[test]
+fn a_group_whose_ranks_that_came_back_have_left_is_over_when_the_others_had_time_to_come() {
+    let mut world = World::new();
+    let host = back(&mut world, 1, claim("g", 2, 0));
+    assert_eq!(world.heard(host), [FromController::Resumed]);
+    world.say(host, ToController::Leave { collectives: 1 });
+    assert_eq!(world.heard(host), []);
+    world.pass(seconds(60.0));
+    assert_eq!(world.heard(host), [FromController::Closed]);
+    world.assert_quiet();
+}

@@ -238,6 +238,16 @@ fn what_a_rank_says_of_one_of_its_host_is_believed_and_of_others_it_is_not() {
 }
 
 #[test]
+fn what_a_rank_has_found_switches_hear_from_the_controller() {
+    let (mut world, ranks) = two_ready_hosts();
+    let cause = AbortReason::Mismatch { rank: 2, detail: "count".to_owned() };
+    let (reason, cause) = ("it differs".to_owned(), Some(cause));
+    world.say(ranks[1], ToController::Fail { reason, cause });
+    let heard = world.heard(SWITCH);
+    assert!(matches!(heard[..], [FromController::DestroyCommunicator { .. }]), "{heard:?}");
+}
+
+#[test]
 fn a_host_with_more_ranks_than_can_share_memory_uses_the_switch_for_each() {
     for (count, shared) in [(257, true), (258, false)] {
         let mut world = World::new();
