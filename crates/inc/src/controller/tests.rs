@@ -8,6 +8,7 @@ mod inventory;
 mod keep_alive;
 mod limits;
 mod overview;
+mod planned;
 mod quotas;
 mod record;
 mod resume;

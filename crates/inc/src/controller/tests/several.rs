@@ -1,5 +1,6 @@
 //! Groups whose ranks have several addresses: a tree for each.
 
+use super::resume::{IDENTITY, holding, node};
 use super::world::{World, hello, seconds};
 use super::*;
 use crate::protocol::{HeldNode, HostQueuePair, PlannedTree, Resume, SwitchLimits};
@@ -325,6 +326,51 @@ fn trees_of_one_communicator_share_no_link_where_the_network_has_others() {
     let roots = trees.nodes().iter().filter(|node| node.parent.is_none());
     let roots: Vec<SwitchId> = roots.map(|node| node.switch).collect();
     assert_eq!(roots, [SwitchId(2), SwitchId(3)]);
+}
+
+#[test]
+fn a_further_tree_keeps_off_the_links_of_the_first_even_if_busy_switches_have_others() {
+    let mut world = World::with(two_rails(4, true));
+    for number in 1..=3 {
+        world.switch(ConnectionId(1000 + u64::from(number)), &format!("s{number}"), number);
+    }
+    // The other spine has nodes of which it is not known what links they use.
+    let busy = ConnectionId(1004);
+    world.switch_with(busy, "s4", 4, holding(2));
+    let nodes = vec![node(IDENTITY, 77), node([5, 6], 78)];
+    world.say(busy, ToController::Held { nodes });
+    for rank in 0..4 {
+        join(&mut world, rank, 4, 2);
+    }
+    let group = world.controller.groups.values().next().unwrap();
+    let roots = group.trees.as_ref().unwrap().nodes().iter().filter(|node| node.parent.is_none());
+    assert!(roots.map(|node| node.switch).eq([SwitchId(2), SwitchId(3)]));
+}
+
+#[test]
+fn a_further_tree_whose_only_switch_refuses_is_left_out() {
+    let mut world = World::with(two_rails(2, false));
+    world.switch(SWITCH, "s1", 1);
+    world.switch(OTHER, "s2", 2);
+    let hosts = [join(&mut world, 0, 2, 2), join(&mut world, 1, 2, 2)];
+    for (rank, host) in (0..).zip(hosts) {
+        world.say(host, connect(rank, 2));
+        world.heard(host);
+    }
+    let heard = world.heard(OTHER);
+    let Some(&FromController::CreateCommunicator { communicator, tree: 1, .. }) = heard.last()
+    else {
+        panic!("{heard:?}");
+    };
+    let (reason, path_mtu) = ("out of memory".to_owned(), None);
+    world.say(OTHER, ToController::CommunicatorFailed { communicator, reason, path_mtu });
+    for host in hosts {
+        let heard = world.heard(host);
+        let [FromController::GroupReady { more_switches, .. }] = &heard[..] else {
+            panic!("{heard:?}")
+        };
+        assert!(more_switches.is_empty());
+    }
 }
 
 #[test]

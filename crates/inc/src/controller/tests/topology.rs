@@ -55,6 +55,12 @@ fn config() -> ControllerConfig {
     }
 }
 
+/// Two switches with a host each, which nothing connects.
+pub(super) fn apart() -> ControllerConfig {
+    let topology = Topology::new(&[switch(0, 0..1, &[]), switch(1, 1..2, &[])]).unwrap();
+    ControllerConfig { topology: Some(Arc::new(topology)), ..ControllerConfig::new(7) }
+}
+
 fn switches(lab: &Lab, nodes: &[u64]) -> Vec<usize> {
     nodes.iter().map(|node| lab.nodes[node].switch).collect()
 }
@@ -299,6 +305,20 @@ fn a_placement_has_the_queue_pairs_of_both_ends() {
     let over = PlacementChange::Over { communicator: nodes[0] };
     assert_eq!(lab.world.controller.poll_placement(), Some(over));
     assert_eq!(lab.world.controller.poll_placement(), None);
+}
+
+#[test]
+fn further_nodes_of_a_switch_have_numbers_that_no_switch_has() {
+    let topology = Topology::new(&[switch(0, 0..4, &[]), switch(9, 4..5, &[])]).unwrap();
+    let topology = Some(Arc::new(topology));
+    let fan_in = FanIn::new(2).unwrap();
+    let config = ControllerConfig { topology, fan_in, ..config() };
+    let mut lab = Lab::with(config, 1);
+    lab.ready("g", 1, 4);
+    let Some(PlacementChange::Ready(placement)) = lab.world.controller.poll_placement() else {
+        panic!("no placement");
+    };
+    assert!(placement.nodes.iter().map(|node| node.id).eq([10, 20, 21]));
 }
 
 #[test]
