@@ -11,7 +11,14 @@ use millstream_inc::{
 };
 use millstream_roce::{IcrcCheck, Instant};
 use millstream_wire::{Mtu, Psn, Qpn};
-use network::{COMMUNICATOR, Faults, Network, Setup};
+use network::{COMMUNICATOR, Faults, Network, NodeShape, Setup};
+
+/// Two leaves of two hosts each.
+const TWO_LEAVES: &[NodeShape] = &[
+    NodeShape { switch: 0, parent: None, hosts: &[] },
+    NodeShape { switch: 1, parent: Some(0), hosts: &[0, 1] },
+    NodeShape { switch: 2, parent: Some(0), hosts: &[2, 3] },
+];
 
 #[test]
 fn any_length() {
@@ -342,4 +349,28 @@ fn a_result_leaves_while_the_segment_is_still_on_its_way() {
         network.check(host, call, outcome, &wanted);
     }
     network.check_rest();
+}
+
+#[test]
+fn more_results_may_be_under_way_from_above_than_a_byte_counts() {
+    let window = 300;
+    let mut network = Network::new(Setup { tree: TWO_LEAVES, window, ..Setup::default() });
+    network.all_reduce(window as usize * network.setup.elements(), false);
+    network.run_to_rest();
+}
+
+/// Others call it at nearly the same time, mostly.
+#[test]
+fn what_the_first_has_called_is_told_above_when_the_others_had_time_to_call() {
+    let mut network = Network::new(Setup { tree: TWO_LEAVES, ..Setup::default() });
+    let (data_type, operation) = (DataType::Int32, ReduceOperation::Sum);
+    let call = network.call(0, &[1; 200], data_type, operation, network::int32, false);
+    network.start(0, &call);
+    let told = |network: &Network| {
+        let leaf = &network.switch_number(1).counts()[0];
+        leaf.ports.last().is_some_and(|up| up.counters.packets_sent > 0)
+    };
+    network.run_until("the root is told", told);
+    let took = network.now.saturating_duration_since(Instant::ZERO);
+    assert!(took >= Duration::from_millis(10) && took < Duration::from_millis(11), "{took:?}");
 }

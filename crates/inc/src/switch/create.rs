@@ -393,3 +393,24 @@ impl SwitchNode {
         mix(state)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use core::net::Ipv4Addr;
+
+    use super::*;
+    use crate::SwitchConfig;
+
+    #[test]
+    fn no_more_is_in_flight_to_an_other_end_than_that_has_room_for() {
+        let address = Ipv4Addr::LOCALHOST.into();
+        let switch = SwitchNode::new(SwitchConfig::new(address, 1));
+        for receive_share in [None, Some(70_000)] {
+            let (qpn, psn) = (Qpn::new(5), Psn::new(6));
+            let other = ParentSpec { address, qpn, psn, receive_share };
+            let steps = switch.path_to(&other, Mtu::B1024, psn);
+            let windows = steps.map(|step| step.send_window_bytes);
+            assert_eq!(windows, [None, None, receive_share]);
+        }
+    }
+}
