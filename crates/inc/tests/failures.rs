@@ -149,7 +149,8 @@ enum Rude {
     Garbage(u32),
     /// A WRITE of so many bytes.
     Write(u32),
-    WriteWithImmediate(u32),
+    /// The same, with this immediate data.
+    WriteWithImmediate(u32, u32),
     Read(u32),
 }
 
@@ -201,7 +202,7 @@ fn misbehave(network: &mut Network, rank: usize, requests: &[Rude]) {
             }
             Rude::Garbage(length)
             | Rude::Write(length)
-            | Rude::WriteWithImmediate(length)
+            | Rude::WriteWithImmediate(length, _)
             | Rude::Read(length) => (vec![1; *length as usize + 1], *length),
         };
         let address = 1 << 50;
@@ -214,8 +215,8 @@ fn misbehave(network: &mut Network, rank: usize, requests: &[Rude]) {
                 SendOperation::Send { immediate: None }
             }
             Rude::Write(_) => SendOperation::Write { remote_address, remote_key, immediate: None },
-            Rude::WriteWithImmediate(_) => {
-                SendOperation::Write { remote_address, remote_key, immediate: Some(0) }
+            Rude::WriteWithImmediate(_, immediate) => {
+                SendOperation::Write { remote_address, remote_key, immediate: Some(*immediate) }
             }
             Rude::Read(_) => SendOperation::Read { remote_address, remote_key },
         };
@@ -261,7 +262,7 @@ fn who_breaks_the_protocol_is_named_and_the_others_go_free() {
         (vec![Rude::Read(4)], Violation::Request),
         // Results go to where it says, which is nowhere.
         (vec![open(128), Rude::Write(512)], Violation::Destination),
-        (vec![open(100), Rude::WriteWithImmediate(400)], Violation::Immediate),
+        (vec![open(100), Rude::WriteWithImmediate(400, 0)], Violation::Immediate),
     ] {
         let mut network = Network::new(Setup { hosts: 3, ..Setup::default() });
         // The others agree with what it says first, if that is something.
@@ -299,6 +300,20 @@ fn who_breaks_the_protocol_is_named_and_the_others_go_free() {
         assert!(refused || told, "{requests:?}");
         assert!(network.switch.destroy_communicator(network.now, COMMUNICATOR));
     }
+}
+
+#[test]
+fn a_switch_below_that_notes_something_by_a_write_breaks_the_protocol() {
+    // What rank 0 has called, as long as that is; the last segment has as many bytes.
+    const CALLED: u32 = 0x8000_0001;
+    let mut network =
+        Network::new(Setup { hosts: 2, hosts_are_switches: true, ..Setup::default() });
+    let (open, last) = (descriptor(0, Collective::AllReduce, 140), DESCRIPTOR_BYTES as u32);
+    let requests = [open, Rude::Write(512), Rude::WriteWithImmediate(last, CALLED)];
+    misbehave(&mut network, 0, &requests);
+    let violation = Violation::Immediate;
+    let why = SwitchEvent::Violation { communicator: COMMUNICATOR, rank: 0, violation };
+    check_events(&mut network, &[why], Abort::Violation { rank: 0, violation });
 }
 
 #[test]

@@ -70,6 +70,8 @@ pub struct Setup {
     pub icrc: IcrcCheck,
     pub probe_interval: Duration,
     pub options: CommunicatorOptions,
+    /// The root takes its children for switches. Without a tree.
+    pub hosts_are_switches: bool,
     /// Switches act on what has come once all has that comes at the same time.
     pub rounds: bool,
 }
@@ -89,6 +91,7 @@ impl Default for Setup {
             icrc: IcrcCheck::Off,
             probe_interval: NEVER,
             options: CommunicatorOptions::default(),
+            hosts_are_switches: false,
             rounds: false,
         }
     }
@@ -239,7 +242,7 @@ impl Network {
                 address: host.address,
                 qpn: host.qpn,
                 psn: setup.first_psn,
-                is_switch: false,
+                is_switch: setup.hosts_are_switches,
                 receive_share: None,
             });
             let spec = CommunicatorSpec {
