@@ -14,7 +14,7 @@ use millstream_wire::{Bth, ExtendedHeaders, Mtu, Opcode, Packet};
 /// Packets that an endpoint keeps at most, and how far ahead of its turn one is.
 pub(crate) const ROOM: usize = 64;
 
-/// How long packets are kept when the gap before them is reported and nothing comes in order.
+/// How long packets are kept when nothing comes in order.
 pub(crate) const EXPIRY: Duration = Duration::from_millis(100);
 
 /// A packet, but for what only matters on its way.
@@ -51,7 +51,10 @@ impl EarlyPackets {
 
     /// Keeps a packet if there is room. Returns whether it is kept.
     pub(crate) fn keep(&mut self, pair: u32, psn: u64, packet: &Packet<'_>) -> bool {
-        if self.packets.iter().any(|kept| (kept.pair, kept.psn) == (pair, psn)) {
+        let same = |kept: &&mut EarlyPacket| (kept.pair, kept.psn) == (pair, psn);
+        if let Some(kept) = self.packets.iter_mut().find(same) {
+            // A repeat asks for an acknowledgement where the first copy had no reason to.
+            kept.bth.acknowledge_request |= packet.bth.acknowledge_request;
             return true;
         }
         if self.packets.len() == ROOM {

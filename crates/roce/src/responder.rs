@@ -34,8 +34,9 @@ pub(crate) struct Responder {
     behind_gap: u64,
     /// When the gap is to be reported, if what is missing has not come.
     gap_until: Option<Instant>,
-    /// What was missing up to this number was asked for, and comes again.
-    asked_to: u64,
+    /// The latest number from behind a gap that is kept, of those that came since a gap was reported. What is
+    /// missing before it was overtaken or lost; other gaps are of what is on its way again.
+    heard_to: u64,
     /// Until when packets are kept, if nothing comes in order before.
     kept_until: Option<Instant>,
     /// The oldest packet whose payload the memory has not flushed, and how many messages were complete
@@ -67,7 +68,7 @@ impl Responder {
             gap_reported: false,
             behind_gap: 0,
             gap_until: None,
-            asked_to: 0,
+            heard_to: 0,
             kept_until: None,
             unflushed: None,
             waits_until: None,
@@ -148,6 +149,7 @@ impl QueuePair {
         }
         self.responder.gap_reported = false;
         self.responder.gap_until = None;
+        self.responder.kept_until = None;
         self.responder.not_ready = false;
         let executed = self.execute(shared, packet);
         match &executed {
@@ -248,21 +250,26 @@ impl QueuePair {
         let reordering = shared.config.reordering;
         let is_near = psn - responder.expected <= early::ROOM as u64;
         if !reordering.is_zero() && is_near && shared.early.keep(index_of(self.qpn), psn, packet) {
+            responder.heard_to = responder.heard_to.max(psn);
             responder.gap_until.get_or_insert(now + reordering);
+            responder.kept_until.get_or_insert(now + early::EXPIRY);
         } else {
-            self.report_gap(now, shared);
+            self.report_gap(shared);
         }
     }
 
     /// Asks for what is missing. The requester sends all from there on again.
-    fn report_gap<M: Memory>(&mut self, now: Instant, shared: &mut Shared<M>) {
+    fn report_gap<M: Memory>(&mut self, shared: &mut Shared<M>) {
         self.responder.gap_until = None;
         if self.flush_requests(shared) {
             let responder = &mut self.responder;
             responder.gap_reported = true;
             responder.not_ready = false;
-            responder.asked_to = responder.behind_gap;
-            responder.kept_until = Some(now + early::EXPIRY);
+            if responder.behind_gap < responder.expected {
+                // It came before others, and it was its turn meanwhile.
+                responder.behind_gap = responder.heard_to;
+            }
+            responder.heard_to = 0;
             responder.ask_again(Syndrome::Nak(NakCode::PsnSequenceError));
         }
     }
@@ -277,13 +284,11 @@ impl QueuePair {
             shared.early.give_back(early);
             return true;
         }
-        // Behind the next gap. What is missing there may be on its way again already: then only a packet from
-        // behind it says that it was lost.
-        let responder = &mut self.responder;
-        responder.kept_until = None;
+        // Behind the next gap.
         if shared.early.has(pair) {
-            responder.kept_until = Some(now + early::EXPIRY);
-            if responder.expected > responder.asked_to {
+            let responder = &mut self.responder;
+            responder.kept_until.get_or_insert(now + early::EXPIRY);
+            if responder.expected < responder.heard_to {
                 responder.gap_until.get_or_insert(now + shared.config.reordering);
             }
         }
@@ -294,7 +299,7 @@ impl QueuePair {
     /// for too long.
     pub(crate) fn handle_gap_deadlines<M: Memory>(&mut self, now: Instant, shared: &mut Shared<M>) {
         if self.responder.gap_until.is_some_and(|until| until <= now) {
-            self.report_gap(now, shared);
+            self.report_gap(shared);
         }
         if self.responder.kept_until.is_some_and(|until| until <= now) {
             self.responder.kept_until = None;

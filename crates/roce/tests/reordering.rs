@@ -115,6 +115,67 @@ fn each_gap_has_its_own_time() {
     assert_eq!(pair.short_answers(1), [nak(FIRST + 2, NakCode::PsnSequenceError)]);
 }
 
+/// Each row: what comes before the gap is reported, the gap, and what comes after that; whether it is reported
+/// again in its time.
+#[test]
+fn a_gap_is_reported_again_when_something_from_behind_it_comes_again() {
+    type Row = (&'static [u32], u32, &'static [u32], Option<u32>);
+    let table: [Row; 6] = [
+        // One that is sent again overtakes; 2 is lost again, and nothing follows.
+        (&[1, 3], 0, &[3, 0, 1], Some(2)),
+        // In order it is on its way.
+        (&[1, 3], 0, &[0, 1], None),
+        // Repeats of what was executed say nothing of it.
+        (&[3, 1, 0], 2, &[0, 1, 0], None),
+        (&[3, 1, 0], 2, &[3], Some(2)),
+        // What was on its way still, behind the gap.
+        (&[1, 3], 0, &[4, 5], None),
+        (&[7, 3], 0, &[0, 1, 2], None),
+    ];
+    for (before, gap, after, again) in table {
+        let (mut pair, key) = pair();
+        let report = |gap: u32| nak(FIRST + gap, NakCode::PsnSequenceError);
+        before.iter().for_each(|&psn| write(&mut pair, psn, key));
+        pass(&mut pair, REORDERING);
+        assert_eq!(pair.short_answers(1).last(), Some(&report(gap)), "{before:?}");
+        after.iter().for_each(|&psn| write(&mut pair, psn, key));
+        pair.short_answers(1);
+        pass(&mut pair, REORDERING);
+        let expected: Vec<_> = again.into_iter().map(report).collect();
+        assert_eq!(pair.short_answers(1), expected, "{before:?} {after:?}");
+    }
+}
+
+#[test]
+fn a_repeat_of_what_is_kept_may_ask_for_the_acknowledgement() {
+    let (mut pair, key) = pair();
+    let packet = |pair: &Pair, psn| {
+        Forge::new(pair, 1, Opcode::RcWriteOnly, FIRST + psn).reth(REMOTE, key, 4).payload(b"fine")
+    };
+    packet(&pair, 1).inject(&mut pair);
+    packet(&pair, 1).acknowledge_request().inject(&mut pair);
+    packet(&pair, 0).inject(&mut pair);
+    assert_eq!(pair.short_answers(1), [ack(FIRST + 1)]);
+}
+
+/// What makes no progress does not make it stay.
+#[test]
+fn repeats_do_not_keep_what_is_kept() {
+    for repeats in [0, 3] {
+        let (mut pair, key) = pair();
+        write(&mut pair, 0, key);
+        write(&mut pair, 2, key);
+        for _ in 0..3 {
+            pass(&mut pair, Duration::from_millis(40));
+            write(&mut pair, repeats, key);
+        }
+        // Only what came lately is there.
+        assert_eq!(kept(&pair), usize::from(repeats > 0), "{repeats}");
+        write(&mut pair, 1, key);
+        assert_eq!(last_written(&pair, key), 1, "{repeats}");
+    }
+}
+
 /// It may be no part of the stream: the packet that is may come much later.
 #[test]
 fn what_is_kept_goes_when_nothing_comes_before_it() {

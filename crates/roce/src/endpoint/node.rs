@@ -104,7 +104,8 @@ impl<M: Memory> Node for Endpoint<M> {
 
 impl<M: Memory> Endpoint<M> {
     /// As [`Node::handle_datagram`], but packets that have waited for this one are left to
-    /// [`Endpoint::handle_next_early`]. For those who must act on what each packet brings before the next one.
+    /// [`Endpoint::handle_next_early`], to be called until there is none. For those who must act on what each packet
+    /// brings before the next one.
     pub fn handle_datagram_alone(&mut self, now: Instant, meta: &DatagramMeta, datagram: &[u8]) {
         self.handle_one(now, meta, datagram);
     }
