@@ -123,7 +123,7 @@ impl Responder {
 }
 
 impl QueuePair {
-    /// Executes a request packet, or says why not. Returns whether there may be something to send.
+    /// Executes a request packet, or says why not.
     pub(crate) fn handle_request<M: Memory>(
         &mut self,
         now: Instant,

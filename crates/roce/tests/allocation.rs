@@ -117,6 +117,7 @@ impl Traffic {
         let host = &mut self.pair.hosts[0];
         host.endpoint.post_send_inline(self.pair.now, host.qpn, &request, &[7; 100]).unwrap();
         self.completions.clear();
+        let naks = self.pair.counters(1).rnr_naks_sent;
         let mut posted = 0;
         while self.completions.len() < 9 {
             self.flush();
@@ -124,7 +125,9 @@ impl Traffic {
             if self.completions.len() < 9 {
                 self.pair.now = next.expect("a deadline while requests are open");
                 self.pair.hosts.iter_mut().for_each(|h| h.endpoint.handle_timeout(self.pair.now));
-                if posted < 2 {
+                // One for each time that the peer was asked to wait.
+                let naks = self.pair.counters(1).rnr_naks_sent - naks;
+                if posted < 2 && naks > posted {
                     let host = &mut self.pair.hosts[1];
                     host.endpoint.post_receive(host.qpn, &self.receive).unwrap();
                     posted += 1;
@@ -181,8 +184,8 @@ fn no_packet_costs_an_allocation() {
         assert_eq!(count, 0, "one in {one_in} lost, identification {identification}");
         assert!(traffic.pair.counters(1).packets_received > packets + 10_000);
         let naks = traffic.pair.counters(1).rnr_naks_sent;
-        // With losses the receives are nearly always there before the message is.
-        assert!(naks >= if one_in == 0 { 400 } else { 1 }, "{naks}");
+        // With losses the receives are often there before the message is.
+        assert!(naks >= if one_in == 0 { 400 } else { 20 }, "{naks}");
     }
 }
 

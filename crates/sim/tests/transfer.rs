@@ -20,6 +20,21 @@ fn exact(options: &TransferOptions) -> Transfer<'static> {
     transfer
 }
 
+/// 20 MiB in one direction, in operations of one kind and length, at path MTU 1024.
+fn stream(kind: Kind, link: LinkOptions) -> TransferOptions {
+    let mut options = TransferOptions {
+        operations: 20,
+        kinds: vec![kind],
+        max_length: 1 << 20,
+        uniform: true,
+        both_ways: false,
+        link,
+        ..TransferOptions::default()
+    };
+    options.connection.path_mtu = Mtu::B1024;
+    options
+}
+
 fn with_link(change: impl Fn(&mut LinkOptions)) -> TransferOptions {
     let mut options = TransferOptions::default();
     change(&mut options.link);
@@ -177,18 +192,12 @@ fn a_queue_of_20_milliseconds_is_filled_in_slow_start_at_most() {
         ..LinkOptions::new(bits_per_second, Duration::from_micros(20))
     };
     for (first_psn, both_ways) in (0..16).flat_map(|psn| [(psn, false), (psn, true)]) {
-        let mut options = TransferOptions {
-            operations: 20,
-            kinds: vec![Kind::Write],
-            max_length: 1 << 20,
-            uniform: true,
+        let options = TransferOptions {
             both_ways,
-            link: slow,
             max_window: 256,
             first_psn: Some(Psn::new(first_psn)),
-            ..TransferOptions::default()
+            ..stream(Kind::Write, slow)
         };
-        options.connection.path_mtu = Mtu::B1024;
         let transfer = exact(&options);
         let report = transfer.report("test", 1);
         let (lost, part) = if both_ways { (100, 166) } else { (1, 91) };
@@ -205,17 +214,7 @@ fn reads_fill_a_slow_link() {
         queue_bytes: bits_per_second / 8 / 50,
         ..LinkOptions::new(bits_per_second, Duration::from_micros(20))
     };
-    let mut options = TransferOptions {
-        operations: 20,
-        kinds: vec![Kind::Read],
-        max_length: 1 << 20,
-        uniform: true,
-        both_ways: false,
-        link: slow,
-        max_window: 256,
-        ..TransferOptions::default()
-    };
-    options.connection.path_mtu = Mtu::B1024;
+    let options = TransferOptions { max_window: 256, ..stream(Kind::Read, slow) };
     for seed in 0..4 {
         let transfer = exact(&TransferOptions { seed, ..options.clone() });
         let report = transfer.report("test", seed);
@@ -229,17 +228,7 @@ fn packets_that_overtake_each_other_cost_nothing() {
     for bits_per_second in [1_000_000_000, 10_000_000_000] {
         let mut link = LinkOptions::new(bits_per_second, Duration::from_micros(20));
         link.reorder = Probability::per_mille(5);
-        let mut options = TransferOptions {
-            operations: 20,
-            kinds: vec![Kind::Write],
-            max_length: 1 << 20,
-            uniform: true,
-            both_ways: false,
-            link,
-            ..TransferOptions::default()
-        };
-        options.connection.path_mtu = Mtu::B1024;
-        let transfer = exact(&options);
+        let transfer = exact(&stream(Kind::Write, link));
         let report = transfer.report("test", 1);
         assert!(transfer.simulation.count(Happening::HeldBack) > 50, "{report}");
         for peer in transfer.simulation.machines() {
