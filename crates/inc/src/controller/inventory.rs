@@ -319,6 +319,11 @@ impl Controller {
         }
     }
 
+    /// Whether a node of a group has ended, which has then told those of its tree why.
+    pub(super) fn has_held_gone(&self, group: GroupIdentity) -> bool {
+        self.held.values().any(|held| held.group == group && held.gone)
+    }
+
     /// The address of the switch of a child of such a node, if its edge has the name of this rank and it is no host.
     pub(super) fn switch_below_held(&self, communicator: u64, rank: u32) -> Option<IpAddr> {
         let mut below = self.held.get(&communicator)?.below.iter();

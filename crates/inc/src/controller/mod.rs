@@ -649,7 +649,8 @@ impl Controller {
             self.remember(group.identity, Some(reason.clone()));
         }
         // A rank may have found it, and not a node.
-        let of_node = group.nodes.is_empty() || group.nodes.iter().any(|it| it.step == Step::Gone);
+        let of_node = group.nodes.iter().any(|it| it.step == Step::Gone)
+            || self.has_held_gone(group.identity);
         let mut elsewhere = group.nodes_elsewhere();
         elsewhere.extend(self.held_elsewhere(group.identity));
         self.end_nodes(&group, |communicator| match *end {

@@ -154,6 +154,19 @@ fn what_a_node_of_before_finds_it_tells_its_own_tree_and_the_controller_the_othe
 }
 
 #[test]
+fn what_a_rank_has_found_nodes_of_before_hear_from_the_controller() {
+    let mut world = World::new();
+    world.switch_with(SWITCH, "s", 1, holding(1));
+    world.say(SWITCH, ToController::Held { nodes: vec![node(IDENTITY, NUMBER)] });
+    let host = back(&mut world, 1, claim("g", 1, 0));
+    let _ = [SWITCH, host].map(|it| world.heard(it));
+    let cause = Some(AbortReason::Mismatch { rank: 0, detail: "count".to_owned() });
+    world.say(host, ToController::Fail { reason: "it differs".to_owned(), cause });
+    let destroy = FromController::DestroyCommunicator { communicator: NUMBER };
+    assert_eq!(world.heard(SWITCH), [destroy]);
+}
+
+#[test]
 fn a_group_whose_ranks_that_came_back_have_left_is_over_when_the_others_had_time_to_come() {
     let mut world = World::new();
     let host = back(&mut world, 1, claim("g", 2, 0));
