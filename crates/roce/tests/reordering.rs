@@ -240,6 +240,16 @@ fn what_is_kept_goes_with_its_queue_pair() {
     }
 }
 
+/// Its responder goes on.
+#[test]
+fn what_is_kept_is_executed_where_the_send_queue_drains() {
+    let (mut pair, key) = pair();
+    write(&mut pair, 1, key);
+    modify(&mut pair, QueuePairState::SendQueueDrained);
+    write(&mut pair, 0, key);
+    assert_eq!((pair.short_answers(1), last_written(&pair, key)), (vec![ack(FIRST + 1)], 1));
+}
+
 fn modify(pair: &mut Pair, state: QueuePairState) {
     let host = &mut pair.hosts[1];
     let to = QueuePairAttributes { state: Some(state), ..QueuePairAttributes::default() };
@@ -261,6 +271,49 @@ fn what_finds_no_receive_in_its_turn_is_sent_again() {
     assert_eq!(answers[0], ack(FIRST));
     assert_eq!((answers.len(), answers[1].1), (2, FIRST + 1));
     assert_eq!(pair.counters(1).rnr_naks_sent, 1);
+}
+
+/// The answers to READs and atomics have their packets, of which a READ has as many as its data.
+#[test]
+fn reads_and_atomics_that_came_too_soon_are_answered_in_their_turn() {
+    let (mut pair, key) = pair();
+    let add = Forge::new(&pair, 1, Opcode::RcFetchAdd, FIRST + 4).atomic(REMOTE + 4096, key);
+    let read = Forge::new(&pair, 1, Opcode::RcReadRequest, FIRST + 1).reth(REMOTE, key, 3 * 256);
+    write(&mut pair, 5, key);
+    for early in [&add, &add, &read] {
+        early.inject(&mut pair);
+    }
+    assert_eq!((pair.short_answers(1), kept(&pair)), (vec![], 3));
+    write(&mut pair, 0, key);
+    let answers = pair.answers(1);
+    let answers: Vec<_> =
+        answers.iter().map(|it| (it.opcode, it.psn - FIRST, it.payload)).collect();
+    let expected = [
+        (Opcode::RcAcknowledge, 0, 0),
+        (Opcode::RcReadResponseFirst, 1, 256),
+        (Opcode::RcReadResponseMiddle, 2, 256),
+        (Opcode::RcReadResponseLast, 3, 256),
+        (Opcode::RcAtomicAcknowledge, 4, 0),
+        (Opcode::RcAcknowledge, 5, 0),
+    ];
+    assert_eq!(answers, expected);
+    assert_eq!(pair.region(1, key)[4096..4104], 1u64.to_ne_bytes(), "added once");
+    assert_eq!(last_written(&pair, key), 5);
+}
+
+/// What a packet may do is what it may do in its turn.
+#[test]
+fn memory_that_is_gone_when_its_turn_comes_is_refused() {
+    let (mut pair, key) = pair();
+    let other = pair.register(1, REMOTE + 8192, vec![0; 8]);
+    Forge::new(&pair, 1, Opcode::RcWriteOnly, FIRST + 1)
+        .reth(REMOTE + 8192, other, 4)
+        .payload(b"late")
+        .inject(&mut pair);
+    pair.hosts[1].endpoint.memory_mut().deregister(other).unwrap();
+    write(&mut pair, 0, key);
+    let refused = nak(FIRST + 1, NakCode::RemoteAccessError);
+    assert_eq!(pair.short_answers(1), [ack(FIRST), refused]);
 }
 
 /// Through the whole of two endpoints: what overtakes costs no packet that is sent again.
