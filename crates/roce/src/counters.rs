@@ -34,7 +34,8 @@ pub struct Counters {
     pub duplicates: u64,
     /// Requests ahead of the expected one: something was lost, or overtaken.
     pub out_of_sequence: u64,
-    /// Of those, the ones that were kept until it was their turn.
+    /// Packets that came before their turn, and were kept until it came: requests, which are counted above too,
+    /// and answers behind those of a READ.
     pub reordered: u64,
     pub acks_sent: u64,
     pub naks_sent: u64,

@@ -1,9 +1,10 @@
-//! Request packets that came before their turn.
+//! Packets that came before their turn.
 //!
 //! Where several processors or paths carry a flow, packets overtake each other. A responder drops what
-//! is behind a gap and reports the gap (IBTA 9.7.5.2.8); then all that is in flight is sent again. So a
+//! is behind a gap and reports the gap (IBTA 9.7.5.2.8), and a requester whose READ has a gap in its answers asks
+//! for them again; then all that is in flight is sent again. So a
 //! few packets are kept for a moment ([`crate::EndpointConfig::reordering`], the reordering window of
-//! RFC 8985): when those that they have overtaken come, or come again, they are executed, in order. They go when
+//! RFC 8985): when those that they have overtaken come, or come again, they are handled, in order. They go when
 //! that takes [`EXPIRY`]: what is no part of the stream must not wait for its number.
 
 use core::time::Duration;
@@ -17,11 +18,25 @@ pub(crate) const ROOM: usize = 64;
 /// How long packets are kept when nothing comes in order.
 pub(crate) const EXPIRY: Duration = Duration::from_millis(100);
 
+/// Who handles packets in the order of their numbers.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Stream {
+    /// The index of a queue pair.
+    pub(crate) pair: u32,
+    pub(crate) half: Half,
+}
+
+/// The half of a queue pair.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Half {
+    Requester,
+    Responder,
+}
+
 /// A packet, but for what only matters on its way.
 #[derive(Debug)]
 pub(crate) struct EarlyPacket {
-    /// The index of its queue pair.
-    pair: u32,
+    stream: Stream,
     psn: u64,
     bth: Bth,
     opcode: Opcode,
@@ -44,14 +59,20 @@ impl EarlyPackets {
         self.packets.len()
     }
 
-    /// Whether a queue pair has some.
-    pub(crate) fn has(&self, pair: u32) -> bool {
-        self.packets.iter().any(|packet| packet.pair == pair)
+    /// Whether there is none.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.packets.is_empty()
+    }
+
+    /// The smallest number in a stream.
+    pub(crate) fn first(&self, stream: Stream) -> Option<u64> {
+        let ours = self.packets.iter().filter(|packet| packet.stream == stream);
+        ours.map(|packet| packet.psn).min()
     }
 
     /// Keeps a packet if there is room. Returns whether it is kept.
-    pub(crate) fn keep(&mut self, pair: u32, psn: u64, packet: &Packet<'_>) -> bool {
-        let same = |kept: &&mut EarlyPacket| (kept.pair, kept.psn) == (pair, psn);
+    pub(crate) fn keep(&mut self, stream: Stream, psn: u64, packet: &Packet<'_>) -> bool {
+        let same = |kept: &&mut EarlyPacket| (kept.stream, kept.psn) == (stream, psn);
         if let Some(kept) = self.packets.iter_mut().find(same) {
             // A repeat asks for an acknowledgement where the first copy had no reason to.
             kept.bth.acknowledge_request |= packet.bth.acknowledge_request;
@@ -63,7 +84,7 @@ impl EarlyPackets {
         let mut payload = self.room();
         payload.extend_from_slice(packet.payload);
         let Packet { bth, opcode, extended, .. } = *packet;
-        self.packets.push_back(EarlyPacket { pair, psn, bth, opcode, extended, payload });
+        self.packets.push_back(EarlyPacket { stream, psn, bth, opcode, extended, payload });
         true
     }
 
@@ -77,10 +98,10 @@ impl EarlyPackets {
         self.unused.pop().unwrap_or_default()
     }
 
-    /// Takes the packet of a queue pair with this number, and drops those with smaller ones.
-    pub(crate) fn take(&mut self, pair: u32, psn: u64) -> Option<EarlyPacket> {
-        self.drop_if(|packet| packet.pair == pair && packet.psn < psn);
-        let at = self.packets.iter().position(|it| (it.pair, it.psn) == (pair, psn))?;
+    /// Takes the packet of a stream with this number, and drops those with smaller ones.
+    pub(crate) fn take(&mut self, stream: Stream, psn: u64) -> Option<EarlyPacket> {
+        self.drop_if(|packet| packet.stream == stream && packet.psn < psn);
+        let at = self.packets.iter().position(|it| (it.stream, it.psn) == (stream, psn))?;
         self.packets.remove(at)
     }
 
@@ -91,9 +112,14 @@ impl EarlyPackets {
         self.unused.push(payload);
     }
 
-    /// Drops those of a queue pair.
-    pub(crate) fn forget(&mut self, pair: u32) {
-        self.drop_if(|packet| packet.pair == pair);
+    /// Drops those of a stream.
+    pub(crate) fn forget(&mut self, stream: Stream) {
+        self.drop_if(|packet| packet.stream == stream);
+    }
+
+    /// Drops those of both halves of a queue pair.
+    pub(crate) fn forget_pair(&mut self, pair: u32) {
+        self.drop_if(|packet| packet.stream.pair == pair);
     }
 
     fn drop_if(&mut self, goes: impl Fn(&EarlyPacket) -> bool) {
@@ -123,6 +149,10 @@ mod tests {
 
     use super::*;
 
+    fn stream(pair: u32) -> Stream {
+        Stream { pair, half: Half::Responder }
+    }
+
     fn keep(early: &mut EarlyPackets, pair: u32, psn: u64) -> bool {
         let opcode = Opcode::RcSendOnly;
         let payload = [psn as u8; 8];
@@ -134,11 +164,11 @@ mod tests {
             padding: &[],
             icrc: 0,
         };
-        early.keep(pair, psn, &packet)
+        early.keep(stream(pair), psn, &packet)
     }
 
     fn take(early: &mut EarlyPackets, pair: u32, psn: u64) -> bool {
-        let Some(taken) = early.take(pair, psn) else { return false };
+        let Some(taken) = early.take(stream(pair), psn) else { return false };
         assert_eq!(taken.packet().payload, [psn as u8; 8]);
         assert_eq!(taken.packet().bth.psn, Psn::from_extended(psn));
         early.give_back(taken);
@@ -156,11 +186,23 @@ mod tests {
         assert!(take(&mut early, 1, 11));
         assert!(!take(&mut early, 1, 11));
         assert_eq!(early.len(), 2, "what is before it is dropped");
-        assert!(early.has(1) && early.has(2));
-        early.forget(1);
-        assert!(!early.has(1));
+        assert_eq!([1, 2].map(|pair| early.first(stream(pair))), [Some(12), Some(10)]);
+        early.forget(stream(1));
+        assert_eq!(early.first(stream(1)), None);
         assert!(!take(&mut early, 1, 12));
         assert!(take(&mut early, 2, 10));
+    }
+
+    #[test]
+    fn each_half_of_a_queue_pair_has_its_own() {
+        let mut early = EarlyPackets::default();
+        let answers = Stream { pair: 1, half: Half::Requester };
+        assert!(keep(&mut early, 1, 10));
+        assert_eq!((early.first(answers), early.take(answers, 20).is_some()), (None, false));
+        early.forget(answers);
+        assert_eq!(early.first(stream(1)), Some(10));
+        early.forget_pair(1);
+        assert!(early.is_empty());
     }
 
     #[test]
@@ -172,8 +214,8 @@ mod tests {
             assert!(!keep(&mut early, 1, ROOM as u64) && !keep(&mut early, 2, 0));
             assert!(take(&mut early, 1, round % ROOM as u64));
             assert!(keep(&mut early, 2, 0));
-            early.forget(1);
-            early.forget(2);
+            early.forget(stream(1));
+            early.forget_pair(2);
         }
         assert_eq!((early.unused.len(), early.len()), (ROOM, 0));
     }

@@ -227,7 +227,7 @@ impl<M: Memory> Endpoint<M> {
             self.shared.budget.leave(index as u32, &mut pair.requester.turn);
         }
         self.queue_pairs[index] = None;
-        self.shared.early.forget(index as u32);
+        self.shared.early.forget_pair(index as u32);
         self.ready.retain(|&other| other as usize != index);
         self.timers.forget(index as u32);
         self.numbers.give_back(index);
@@ -279,7 +279,7 @@ impl<M: Memory> Endpoint<M> {
                 pair.requester.stop(&mut self.shared.budget);
                 self.shared.budget.leave(index as u32, &mut pair.requester.turn);
                 pair.reset(config);
-                self.shared.early.forget(index as u32);
+                self.shared.early.forget_pair(index as u32);
             }
             QueuePairState::Error => pair.close(&mut self.shared),
             _ => {

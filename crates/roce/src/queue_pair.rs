@@ -272,7 +272,7 @@ impl QueuePair {
         }
         self.state = QueuePairState::Error;
         self.responder.stop();
-        shared.early.forget(index_of(self.qpn));
+        shared.early.forget_pair(index_of(self.qpn));
         let mut status = status.unwrap_or(CompletionStatus::Flushed);
         while let Some(work) = self.requester.take_oldest() {
             shared.complete(self.send_completions, work.completion(self.qpn, status));

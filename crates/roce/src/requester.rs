@@ -7,6 +7,7 @@
 //! request never reaches beyond one that the responder has seen.
 
 mod recovery;
+mod reordering;
 mod responses;
 mod sending;
 
@@ -87,6 +88,12 @@ pub(crate) struct Requester {
     recovered: Option<(u64, Instant)>,
     /// The packet that was reported lost last.
     lost: Option<u64>,
+    /// One past the highest number that was sent before the last loss: up to here all was asked for again.
+    asked_again_to: u64,
+    /// When the gap in the answers to READs is a loss, if what is missing has not come.
+    gap_until: Option<Instant>,
+    /// Until when answers are kept, if nothing comes in order before.
+    kept_until: Option<Instant>,
     window: Window,
     /// The most packets with data in flight that the peer has room for.
     send_limit: u64,
@@ -193,6 +200,9 @@ impl Requester {
             last_progress: Instant::ZERO,
             recovered: None,
             lost: None,
+            asked_again_to: 0,
+            gap_until: None,
+            kept_until: None,
             window: Window::new(1),
             send_limit: u64::MAX,
             acknowledge_interval: ACKNOWLEDGE_INTERVAL,
@@ -231,6 +241,8 @@ impl Requester {
         budget.give_back(self.fetches.forget_from(0));
         self.rnr_until = None;
         self.deadline = None;
+        self.gap_until = None;
+        self.kept_until = None;
         self.probe = None;
     }
 
@@ -301,14 +313,18 @@ impl Requester {
     }
 
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        match (self.rnr_until, self.deadline) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        }
+        let Self { rnr_until, deadline, gap_until, kept_until, .. } = *self;
+        [rnr_until, deadline, gap_until, kept_until].into_iter().flatten().min()
     }
 
     fn in_flight(&self) -> u64 {
         self.next - self.unacknowledged
+    }
+
+    /// Whether a number before this one belongs to data that has not come.
+    fn misses_data_before(&self, psn: u64) -> bool {
+        let before = self.queue.iter().take_while(|work| work.first < psn);
+        before.into_iter().any(SendWork::fetches) && self.unacknowledged < psn
     }
 
     /// Index in `queue` of the request that holds a number.
@@ -346,6 +362,8 @@ impl Requester {
 
     fn progress(&mut self, now: Instant, packets: u64, budget: &mut ReceiveBudget) {
         self.last_progress = now;
+        self.gap_until = None;
+        self.kept_until = None;
         self.rnr_retries_used = 0;
         // Whatever the peer was not ready for, it has taken since.
         self.rnr_until = None;

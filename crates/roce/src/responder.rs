@@ -7,7 +7,7 @@ mod execution;
 use millstream_wire::{NakCode, Opcode, Operation, Packet, Position, Psn, Syndrome};
 
 use self::execution::Refusal;
-use crate::early;
+use crate::early::{self, Half, Stream};
 use crate::endpoint::{Shared, index_of};
 use crate::events::AsyncEvent;
 use crate::memory::{AccessDenied, AccessKind, Destination, Memory, RemoteAccess};
@@ -187,7 +187,7 @@ impl QueuePair {
             Err(Refusal::NotReady) => {
                 self.responder.gap_reported = true;
                 self.responder.not_ready = true;
-                shared.early.forget(index_of(self.qpn));
+                shared.early.forget(self.requests());
                 let timer = self.responder.minimum_rnr_timer;
                 self.responder.ask_again(Syndrome::ReceiverNotReady { timer });
             }
@@ -229,6 +229,11 @@ impl QueuePair {
         }
     }
 
+    /// The requests that came before their turn are its.
+    fn requests(&self) -> Stream {
+        Stream { pair: index_of(self.qpn), half: Half::Responder }
+    }
+
     /// A packet from behind a gap: what is missing was overtaken, or lost.
     fn handle_gap<M: Memory>(
         &mut self,
@@ -238,6 +243,7 @@ impl QueuePair {
         psn: u64,
     ) {
         shared.counters.out_of_sequence += 1;
+        let requests = self.requests();
         let responder = &mut self.responder;
         // Numbers that start again say that the requester has gone back, and that what it sent
         // again is lost too: to it, this is another gap.
@@ -249,7 +255,7 @@ impl QueuePair {
         responder.gap_reported = false;
         let reordering = shared.config.reordering;
         let is_near = psn - responder.expected <= early::ROOM as u64;
-        if !reordering.is_zero() && is_near && shared.early.keep(index_of(self.qpn), psn, packet) {
+        if !reordering.is_zero() && is_near && shared.early.keep(requests, psn, packet) {
             responder.heard_to = responder.heard_to.max(psn);
             responder.gap_until.get_or_insert(now + reordering);
             responder.kept_until.get_or_insert(now + early::EXPIRY);
@@ -277,15 +283,15 @@ impl QueuePair {
     /// Executes the packet that is next, if it was kept until those before it had come. Returns whether it
     /// was.
     pub(crate) fn handle_early<M: Memory>(&mut self, now: Instant, shared: &mut Shared<M>) -> bool {
-        let pair = index_of(self.qpn);
-        if let Some(early) = shared.early.take(pair, self.responder.expected) {
+        let requests = self.requests();
+        if let Some(early) = shared.early.take(requests, self.responder.expected) {
             shared.counters.reordered += 1;
             self.handle_request(now, shared, &early.packet());
             shared.early.give_back(early);
             return true;
         }
         // Behind the next gap.
-        if shared.early.has(pair) {
+        if shared.early.first(requests).is_some() {
             let responder = &mut self.responder;
             responder.kept_until.get_or_insert(now + early::EXPIRY);
             if responder.expected < responder.heard_to {
@@ -303,7 +309,7 @@ impl QueuePair {
         }
         if self.responder.kept_until.is_some_and(|until| until <= now) {
             self.responder.kept_until = None;
-            shared.early.forget(index_of(self.qpn));
+            shared.early.forget(self.requests());
         }
     }
 

@@ -14,7 +14,7 @@ pub struct Usage {
     pub fetches: usize,
     /// Receive requests of queue pairs, and those of messages that are arriving.
     pub receive_requests: usize,
-    /// Request packets that came before their turn.
+    /// Packets that came before their turn.
     pub early_packets: usize,
     /// Receive requests in shared queues.
     pub shared_receive_requests: usize,

@@ -28,7 +28,7 @@ impl<M: Memory> Node for Endpoint<M> {
 
     fn handle_datagram(&mut self, now: Instant, meta: &DatagramMeta, datagram: &[u8]) {
         if let Some(index) = self.handle_one(now, meta, datagram)
-            && self.shared.early.len() > 0
+            && !self.shared.early.is_empty()
         {
             while self.handle_one_early(now, index) {}
         }
@@ -113,7 +113,7 @@ impl<M: Memory> Endpoint<M> {
     /// Handles the packet of a queue pair that came before its turn ([`crate::EndpointConfig::reordering`]), if
     /// it is its turn now. Returns whether there was one.
     pub fn handle_next_early(&mut self, now: Instant, qpn: Qpn) -> bool {
-        self.shared.early.len() > 0
+        !self.shared.early.is_empty()
             && self.index(qpn).is_some_and(|index| self.handle_one_early(now, index))
     }
 

@@ -26,6 +26,7 @@ impl QueuePair {
         let newest = if requester.lost == Some(psn) { requester.next } else { requester.sent };
         requester.recovered = Some((psn, now));
         requester.lost = Some(psn);
+        requester.asked_again_to = requester.sent;
         requester.window.lost(newest - psn, requester.round_trip.is_queueing());
         requester.round_trip.lost();
         requester.go_back(psn, &mut shared.budget);
@@ -62,6 +63,7 @@ impl QueuePair {
 
     /// Acts on the requester's deadlines.
     pub(crate) fn handle_deadline<M: Memory>(&mut self, now: Instant, shared: &mut Shared<M>) {
+        self.handle_answer_gap_deadlines(now, shared);
         let requester = &mut self.requester;
         if requester.rnr_until.is_some_and(|at| at <= now) {
             requester.rnr_until = None;

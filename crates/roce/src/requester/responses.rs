@@ -9,9 +9,13 @@ use crate::memory::Memory;
 use crate::queue_pair::QueuePair;
 use crate::responder::scatter;
 
+/// Data of a READ or an atomic operation that was executed: its answer was lost, or overtaken.
+#[derive(Debug)]
+struct Missing;
+
 impl QueuePair {
     /// Takes an answer to one of our requests.
-    pub(crate) fn handle_response<M: Memory>(
+    pub(super) fn answered<M: Memory>(
         &mut self,
         now: Instant,
         shared: &mut Shared<M>,
@@ -33,21 +37,31 @@ impl QueuePair {
             _ => None,
         };
         match syndrome {
-            Some(Syndrome::Ack { .. }) => self.acknowledged(now, shared, psn + 1),
+            Some(Syndrome::Ack { .. }) => {
+                if self.acknowledged(now, shared, psn + 1).is_err() {
+                    self.handle_answer_gap(now, shared, packet, psn);
+                }
+            }
             Some(Syndrome::Nak(NakCode::PsnSequenceError)) => {
                 shared.counters.naks_received += 1;
-                self.acknowledged(now, shared, psn);
+                if self.acknowledged(now, shared, psn).is_err() {
+                    return self.handle_answer_gap(now, shared, packet, psn);
+                }
                 self.requester.forget_recovery(now);
                 self.lost(now, shared, psn);
             }
             Some(Syndrome::ReceiverNotReady { timer }) => {
                 shared.counters.rnr_naks_received += 1;
-                self.acknowledged(now, shared, psn);
+                if self.acknowledged(now, shared, psn).is_err() {
+                    return self.handle_answer_gap(now, shared, packet, psn);
+                }
                 self.receiver_not_ready(now, shared, psn, timer);
             }
             Some(Syndrome::Nak(code)) => {
                 shared.counters.naks_received += 1;
-                self.acknowledged(now, shared, psn);
+                if self.acknowledged(now, shared, psn).is_err() {
+                    return self.handle_answer_gap(now, shared, packet, psn);
+                }
                 if self.requester.unacknowledged == psn {
                     let status = match code {
                         NakCode::InvalidRequest | NakCode::PsnSequenceError => {
@@ -65,15 +79,20 @@ impl QueuePair {
         }
     }
 
-    /// Everything before `end` has been executed; READs and atomic operations also need their data.
-    fn acknowledged<M: Memory>(&mut self, now: Instant, shared: &mut Shared<M>, end: u64) {
+    /// Everything before `end` has been executed; READs and atomic operations also need their data. An error says
+    /// that some of it has not come, from the oldest number that is not acknowledged on.
+    fn acknowledged<M: Memory>(
+        &mut self,
+        now: Instant,
+        shared: &mut Shared<M>,
+        end: u64,
+    ) -> Result<(), Missing> {
         let before = self.requester.unacknowledged;
-        let mut missing = None;
+        let mut data = Ok(());
         while self.requester.unacknowledged < end {
             let Some(work) = self.requester.queue.front() else { break };
             if work.fetches() {
-                // Executed, but its data has not come: the response was lost.
-                missing = Some(self.requester.unacknowledged);
+                data = Err(Missing);
                 break;
             }
             let work_end = work.end();
@@ -86,9 +105,7 @@ impl QueuePair {
         if progress > 0 {
             self.requester.progress(now, progress, &mut shared.budget);
         }
-        if let Some(psn) = missing {
-            self.lost(now, shared, psn);
-        }
+        data
     }
 
     fn complete_oldest<M: Memory>(&mut self, shared: &mut Shared<M>) {
@@ -120,12 +137,8 @@ impl QueuePair {
             return;
         }
         let first = work.first;
-        self.acknowledged(now, shared, first);
-        if self.requester.unacknowledged != psn {
-            let missing = self.requester.unacknowledged;
-            self.lost(now, shared, missing);
-            self.requester.heard(now);
-            return;
+        if self.acknowledged(now, shared, first).is_err() || self.requester.unacknowledged != psn {
+            return self.handle_answer_gap(now, shared, packet, psn);
         }
         // So all before it is complete.
         let Some(work) = self.requester.queue.front() else { return };

@@ -1,0 +1,94 @@
+//! Answers that came before those of a READ or an atomic operation that were sent before them.
+
+use millstream_wire::Packet;
+
+use crate::Instant;
+use crate::early::{self, Half, Stream};
+use crate::endpoint::{Shared, index_of};
+use crate::memory::Memory;
+use crate::queue_pair::QueuePair;
+
+impl QueuePair {
+    /// Takes an answer to one of our requests, and those that have waited for it.
+    pub(crate) fn handle_response<M: Memory>(
+        &mut self,
+        now: Instant,
+        shared: &mut Shared<M>,
+        packet: &Packet<'_>,
+    ) {
+        self.answered(now, shared, packet);
+        if shared.early.is_empty() {
+            return;
+        }
+        let answers = self.answers();
+        while let Some(psn) = shared.early.first(answers) {
+            if self.requester.misses_data_before(psn) {
+                self.wait_for_the_next_gap(now, shared);
+                break;
+            }
+            let Some(early) = shared.early.take(answers, psn) else { break };
+            shared.counters.reordered += 1;
+            self.answered(now, shared, &early.packet());
+            shared.early.give_back(early);
+        }
+    }
+
+    /// The answers that came before their turn are its.
+    fn answers(&self) -> Stream {
+        Stream { pair: index_of(self.qpn), half: Half::Requester }
+    }
+
+    /// An answer from behind data that has not come: it was overtaken, or lost.
+    pub(super) fn handle_answer_gap<M: Memory>(
+        &mut self,
+        now: Instant,
+        shared: &mut Shared<M>,
+        packet: &Packet<'_>,
+        psn: u64,
+    ) {
+        let missing = self.requester.unacknowledged;
+        // All from there on was asked for again, this one too; or it says itself that what is missing was sent.
+        let is_lost =
+            psn == missing || self.requester.recovered.is_some_and(|(at, _)| at == missing);
+        let is_near = psn - missing <= early::ROOM as u64;
+        let reordering = shared.config.reordering;
+        if !is_lost
+            && !reordering.is_zero()
+            && is_near
+            && shared.early.keep(self.answers(), psn, packet)
+        {
+            let requester = &mut self.requester;
+            requester.gap_until.get_or_insert(now + reordering);
+            requester.kept_until.get_or_insert(now + early::EXPIRY);
+        } else {
+            self.lost(now, shared, missing);
+            self.requester.heard(now);
+        }
+    }
+
+    /// What is kept is behind another gap than before.
+    fn wait_for_the_next_gap<M>(&mut self, now: Instant, shared: &Shared<M>) {
+        let requester = &mut self.requester;
+        requester.kept_until.get_or_insert(now + early::EXPIRY);
+        // What was asked for again is on its way.
+        if requester.unacknowledged >= requester.asked_again_to {
+            requester.gap_until.get_or_insert(now + shared.config.reordering);
+        }
+    }
+
+    /// Takes what is missing for so long for lost, and drops what was kept behind it for too long.
+    pub(super) fn handle_answer_gap_deadlines<M: Memory>(
+        &mut self,
+        now: Instant,
+        shared: &mut Shared<M>,
+    ) {
+        if self.requester.gap_until.is_some_and(|until| until <= now) {
+            self.requester.gap_until = None;
+            self.lost(now, shared, self.requester.unacknowledged);
+        }
+        if self.requester.kept_until.is_some_and(|until| until <= now) {
+            self.requester.kept_until = None;
+            shared.early.forget(self.answers());
+        }
+    }
+}
