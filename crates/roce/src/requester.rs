@@ -393,7 +393,7 @@ impl Requester {
     /// what was sent again comes after that.
     fn heard(&mut self, now: Instant) {
         if let (Some(_), Some(timeout)) = (self.deadline, self.timeout) {
-            let next = now + self.round_trip.timeout(timeout);
+            let next = now + self.silence(timeout);
             self.deadline = Some(next.min(self.last_progress + self.patience(timeout)));
         }
     }
@@ -405,11 +405,16 @@ impl Requester {
         timeout * (u32::from(self.retry_count) + 1)
     }
 
+    /// The silence after which it is asked again.
+    fn silence(&self, timeout: Duration) -> Duration {
+        self.round_trip.timeout(timeout, self.fetches.packets() > 0)
+    }
+
     /// Starts the clock for the oldest packet in flight, or stops it.
     fn arm(&mut self, now: Instant) {
         let waiting = self.sent > self.unacknowledged;
         self.deadline = match self.timeout {
-            Some(timeout) if waiting => Some(now + self.round_trip.timeout(timeout)),
+            Some(timeout) if waiting => Some(now + self.silence(timeout)),
             _ => None,
         };
     }

@@ -31,6 +31,11 @@ pub(crate) struct RoundTrip {
     latest: Option<Duration>,
     /// So long the peer's answer may wait there ([`crate::QueuePairConfig::acknowledgement_delay`]).
     answer_delay: Duration,
+    /// The longest silence amid the answers to one READ, lately: answers may come in bursts, and a burst that waits for a
+    /// slow link takes longer than the path.
+    silence: Duration,
+    /// The longest one amid the answers to the present READ.
+    latest_silence: Duration,
     /// Doublings of the timer since an answer was last measured.
     backoff: u32,
     /// Oldest first.
@@ -55,6 +60,8 @@ impl RoundTrip {
             shortest: None,
             latest: None,
             answer_delay,
+            silence: Duration::ZERO,
+            latest_silence: Duration::ZERO,
             backoff: 0,
             samples: VecDeque::with_capacity(SAMPLES),
         }
@@ -96,6 +103,16 @@ impl RoundTrip {
         }
     }
 
+    /// An answer to a READ has followed another one after so long; `ends` when it is the last.
+    pub(crate) fn followed(&mut self, silence: Duration, ends: bool) {
+        self.latest_silence = self.latest_silence.max(silence);
+        self.silence = self.silence.max(silence);
+        if ends {
+            self.silence -= (self.silence - self.latest_silence) / 8;
+            self.latest_silence = Duration::ZERO;
+        }
+    }
+
     /// What is under measurement will be sent again or late.
     pub(crate) fn forget_samples(&mut self) {
         self.samples.clear();
@@ -132,12 +149,16 @@ impl RoundTrip {
         self.latest.zip(self.shortest).map(|(latest, least)| latest.saturating_sub(least))
     }
 
-    /// How long to wait for an answer before probing; never more than `limit`.
-    pub(crate) fn timeout(&self, limit: Duration) -> Duration {
+    /// How long to wait for an answer before probing; never more than `limit`. Amid the answers to a READ
+    /// (`fetching`) twice the longest silence is not late.
+    pub(crate) fn timeout(&self, limit: Duration, fetching: bool) -> Duration {
         let base = match self.smoothed {
             None => INITIAL,
             Some(smoothed) => (smoothed + self.variation * 4).max(MINIMUM) + self.answer_delay,
         };
+        // A silence may have been a loss that was not noticed as such.
+        let silence = if fetching { (self.silence * 2).min(INITIAL) } else { Duration::ZERO };
+        let base = base.max(silence);
         base.saturating_mul(1 << self.backoff.min(16)).min(limit)
     }
 }
@@ -162,21 +183,21 @@ mod tests {
     #[test]
     fn probes_back_off_up_to_the_limit() {
         let mut round_trip = RoundTrip::new(Duration::ZERO);
-        assert_eq!(round_trip.timeout(LIMIT), INITIAL);
+        assert_eq!(round_trip.timeout(LIMIT, false), INITIAL);
         round_trip.sent(at(0), 1);
         round_trip.acknowledged(at(50), 1);
-        assert_eq!(round_trip.timeout(LIMIT), MINIMUM);
+        assert_eq!(round_trip.timeout(LIMIT, false), MINIMUM);
         round_trip.timed_out();
-        assert_eq!(round_trip.timeout(LIMIT), MINIMUM * 2);
+        assert_eq!(round_trip.timeout(LIMIT, false), MINIMUM * 2);
         for _ in 0..100 {
             round_trip.timed_out();
         }
-        assert_eq!(round_trip.timeout(LIMIT), LIMIT);
+        assert_eq!(round_trip.timeout(LIMIT, false), LIMIT);
     }
 
     #[test]
     fn the_variation_counts_four_times() {
-        assert_eq!(measured(10_000).timeout(LIMIT), Duration::from_millis(30));
+        assert_eq!(measured(10_000).timeout(LIMIT, false), Duration::from_millis(30));
     }
 
     /// As QUIC has it (RFC 9002, 6.2.1).
@@ -185,7 +206,7 @@ mod tests {
         let mut round_trip = RoundTrip::new(Duration::from_millis(1));
         round_trip.sent(at(0), 1);
         round_trip.acknowledged(at(50), 1);
-        assert_eq!(round_trip.timeout(LIMIT), MINIMUM + Duration::from_millis(1));
+        assert_eq!(round_trip.timeout(LIMIT, false), MINIMUM + Duration::from_millis(1));
         for packet in 0..20 {
             round_trip.sent(at(10_000 * packet), packet + 2);
             round_trip.acknowledged(at(10_000 * packet + 1_000), packet + 2);
@@ -220,27 +241,27 @@ mod tests {
     #[test]
     fn a_backoff_lasts_until_an_answer_is_measured() {
         let mut round_trip = measured(100);
-        let short = round_trip.timeout(LIMIT);
+        let short = round_trip.timeout(LIMIT, false);
         round_trip.sent(at(1000), 2);
         for _ in 0..5 {
             round_trip.timed_out();
         }
         round_trip.acknowledged(at(9000), 2);
-        assert_eq!(round_trip.timeout(LIMIT), short * 32, "an answer to whichever copy");
+        assert_eq!(round_trip.timeout(LIMIT, false), short * 32, "an answer to whichever copy");
         round_trip.sent(at(10_000), 3);
         round_trip.acknowledged(at(18_000), 3);
-        let long = round_trip.timeout(LIMIT);
+        let long = round_trip.timeout(LIMIT, false);
         assert!((8_000..32_000).contains(&long.as_micros()), "{long:?}");
     }
 
     #[test]
     fn a_loss_is_no_slowness() {
         let mut round_trip = measured(100);
-        let short = round_trip.timeout(LIMIT);
+        let short = round_trip.timeout(LIMIT, false);
         for _ in 0..5 {
             round_trip.timed_out();
         }
         round_trip.lost();
-        assert_eq!(round_trip.timeout(LIMIT), short);
+        assert_eq!(round_trip.timeout(LIMIT, false), short);
     }
 }

@@ -70,16 +70,8 @@ fn answer(pair: &mut Pair, number: u32, packets: u32) {
 }
 
 fn answer_to(pair: &mut Pair, number: u32, read: Range<u32>) {
-    let opcode = match (number == read.start, number + 1 == read.end) {
-        (true, true) => Opcode::RcReadResponseOnly,
-        (true, false) => Opcode::RcReadResponseFirst,
-        (false, true) => Opcode::RcReadResponseLast,
-        (false, false) => Opcode::RcReadResponseMiddle,
-    };
-    let forge = Forge::new(pair, 0, opcode, FIRST + number).payload(&data(number));
-    let middle = opcode == Opcode::RcReadResponseMiddle;
-    let forge = if middle { forge } else { forge.syndrome(Syndrome::ACK_UNLIMITED) };
-    forge.inject(pair);
+    let read = FIRST + read.start..FIRST + read.end;
+    Forge::read_answer(pair, FIRST + number, read).payload(&data(number)).inject(pair);
 }
 
 fn acknowledge(pair: &mut Pair, number: u32, syndrome: Syndrome) {

@@ -81,7 +81,7 @@ impl QueuePair {
         // What asks again has not left yet, for want of rate: it is not the peer who is silent.
         let asks = requester.probe.is_some() || requester.next == requester.unacknowledged;
         if let Some(until) = self.congestion.deadline().filter(|_| asks) {
-            let next = until + requester.round_trip.timeout(timeout);
+            let next = until + requester.silence(timeout);
             requester.deadline = Some(next.min(requester.last_progress + patience));
             return;
         }
@@ -96,7 +96,7 @@ impl QueuePair {
         } else {
             requester.probe = Some(Probe::Oldest);
         }
-        let next = now + requester.round_trip.timeout(timeout);
+        let next = now + requester.silence(timeout);
         requester.deadline = Some(next.min(requester.last_progress + patience));
         shared.counters.retransmissions += 1;
         shared.counters.timeouts += 1;

@@ -163,6 +163,12 @@ impl QueuePair {
             self.fail_fatally(shared, Some(CompletionStatus::LocalProtection));
             return;
         }
+        // One that begins anew answers a request that was repeated.
+        let position = packet.opcode.position();
+        if !position.starts() {
+            let silence = now.saturating_duration_since(self.requester.last_progress);
+            self.requester.round_trip.followed(silence, position.ends());
+        }
         shared.counters.payload_bytes_received += data.len() as u64;
         shared.budget.give_back(self.requester.fetches.arrived(psn, data.len() as u64));
         self.requester.unacknowledged = psn + 1;

@@ -1,5 +1,7 @@
 //! Packets made by hand, as a hostile or broken peer would, and what an endpoint answers to them.
 
+use core::ops::Range;
+
 use millstream_roce::{Completion, Counters, Node, QueuePairState, Transmit};
 use millstream_wire::{
     Aeth, AtomicAckEth, AtomicEth, Bth, Deth, ExtendedHeaders, Ieth, ImmDt, NakCode, Opcode,
@@ -82,6 +84,21 @@ impl Forge {
     pub(crate) fn acknowledge_request(mut self) -> Self {
         self.bth.acknowledge_request = true;
         self
+    }
+
+    /// To host 0: a packet of the answer to a READ of these numbers.
+    pub(crate) fn read_answer(pair: &Pair, psn: u32, read: Range<u32>) -> Self {
+        let opcode = match (psn == read.start, psn + 1 == read.end) {
+            (true, true) => Opcode::RcReadResponseOnly,
+            (true, false) => Opcode::RcReadResponseFirst,
+            (false, true) => Opcode::RcReadResponseLast,
+            (false, false) => Opcode::RcReadResponseMiddle,
+        };
+        let forge = Self::new(pair, 0, opcode, psn);
+        match opcode {
+            Opcode::RcReadResponseMiddle => forge,
+            _ => forge.syndrome(Syndrome::ACK_UNLIMITED),
+        }
     }
 
     /// The datagram, with its ICRC right.
