@@ -10,7 +10,7 @@
 use core::time::Duration;
 use std::collections::VecDeque;
 
-use millstream_wire::{Bth, ExtendedHeaders, Mtu, Opcode, Packet};
+use millstream_wire::{Bth, ExtendedHeaders, Mtu, Opcode, Packet, Syndrome};
 
 /// Packets that an endpoint keeps at most, and how far ahead of its turn one is.
 pub(crate) const ROOM: usize = 64;
@@ -115,6 +115,15 @@ impl EarlyPackets {
     /// Drops those of a stream.
     pub(crate) fn forget(&mut self, stream: Stream) {
         self.drop_if(|packet| packet.stream == stream);
+    }
+
+    /// Drops those of a stream that say no.
+    pub(crate) fn forget_refusals(&mut self, stream: Stream) {
+        let refuses = |packet: &EarlyPacket| {
+            let syndrome = packet.extended.aeth.map(|aeth| aeth.syndrome());
+            syndrome.is_some_and(|syndrome| !matches!(syndrome, Syndrome::Ack { .. }))
+        };
+        self.drop_if(|packet| packet.stream == stream && refuses(packet));
     }
 
     /// Drops those of both halves of a queue pair.

@@ -327,6 +327,11 @@ impl Requester {
         before.into_iter().any(SendWork::fetches) && self.unacknowledged < psn
     }
 
+    /// Whether a number is that of data.
+    fn fetches_at(&self, psn: u64) -> bool {
+        self.queue.get(self.index_of(psn)).is_some_and(SendWork::fetches)
+    }
+
     /// Index in `queue` of the request that holds a number.
     fn index_of(&self, psn: u64) -> usize {
         self.queue.partition_point(|work| work.end() <= psn)

@@ -122,14 +122,13 @@ fn answers_that_overtake_each_other_are_not_asked_for_again() {
 #[test]
 fn what_does_not_come_in_time_is_asked_for_again_and_what_was_kept_is_used() {
     let (mut pair, key) = reading(4, &[]);
-    for number in [0, 2, 3] {
-        answer(&mut pair, number, 4);
-    }
+    answer(&mut pair, 0, 4);
+    answer(&mut pair, 2, 4);
     pass(&mut pair, REORDERING - Duration::from_nanos(1));
     assert_eq!(asked(&mut pair), []);
     pass(&mut pair, Duration::from_nanos(1));
     assert_eq!(asked(&mut pair), [(Opcode::RcReadRequest, 1)]);
-    // What is on its way still says nothing new.
+    // What is on its way still says nothing new, and is used.
     answer(&mut pair, 3, 4);
     pass(&mut pair, REORDERING);
     assert_eq!(asked(&mut pair), []);
@@ -206,41 +205,125 @@ fn a_refusal_that_has_overtaken_data_counts_when_the_data_has_come() {
         answer(&mut pair, 0, 1);
         assert_eq!(ended(&mut pair), completions, "{syndrome:?}");
         assert_eq!(asked(&mut pair), again, "{syndrome:?}");
+        let counters = pair.counters(0);
+        assert_eq!(counters.naks_received + counters.rnr_naks_received, 1, "{syndrome:?}");
     }
 }
 
-/// It says that the data was sent: this was lost. Linux's soft-RoCE sends such acknowledgements.
+/// It stands where data should, which was lost. Linux's soft-RoCE sends such acknowledgements.
 #[test]
-fn an_acknowledgement_of_the_data_itself_does_not_wait() {
-    let (mut pair, key) = reading(3, &[]);
-    acknowledge(&mut pair, 0, Syndrome::ACK_UNLIMITED);
-    assert_eq!(asked(&mut pair), [(Opcode::RcReadRequest, 0)]);
-    let (mut other, _) = reading(3, &[]);
-    acknowledge(&mut other, 2, Syndrome::ACK_UNLIMITED);
-    assert_eq!(kept(&other), 1);
-    for number in 0..3 {
-        answer(&mut pair, number, 3);
-        answer(&mut other, number, 3);
+fn an_acknowledgement_in_place_of_data_does_not_wait() {
+    for number in [0, 2] {
+        let (mut pair, key) = reading(3, &[]);
+        acknowledge(&mut pair, number, Syndrome::ACK_UNLIMITED);
+        assert_eq!(asked(&mut pair), [(Opcode::RcReadRequest, 0)], "{number}");
+        (0..3).for_each(|number| answer(&mut pair, number, 3));
+        assert_eq!((ended(&mut pair), asked(&mut pair)), (vec![success(1)], vec![]));
+        assert_read(&pair, key, 3);
     }
+}
+
+/// What the peer has refused it may take when it is sent again.
+#[test]
+fn a_refusal_from_before_all_was_sent_again_is_forgotten() {
+    for syndrome in [
+        Syndrome::Nak(NakCode::PsnSequenceError),
+        Syndrome::Nak(NakCode::RemoteOperationalError),
+        Syndrome::ReceiverNotReady { timer: 1 },
+    ] {
+        let (mut pair, key) = reading(1, &[WRITE]);
+        acknowledge(&mut pair, 1, syndrome);
+        pass(&mut pair, REORDERING);
+        let again = [(Opcode::RcReadRequest, 0), (Opcode::RcWriteOnly, 1)];
+        assert_eq!(asked(&mut pair), again, "{syndrome:?}");
+        answer(&mut pair, 0, 1);
+        assert_eq!((ended(&mut pair), asked(&mut pair)), (vec![success(1)], vec![]));
+        acknowledge(&mut pair, 1, Syndrome::ACK_UNLIMITED);
+        assert_eq!(ended(&mut pair), [success(2)], "{syndrome:?}");
+        assert_read(&pair, key, 1);
+        let counters = pair.counters(0);
+        assert_eq!((counters.naks_received, counters.rnr_naks_received), (0, 0));
+    }
+}
+
+/// It is not kept in place of the true one.
+#[test]
+fn an_answer_that_contradicts_the_request_does_not_wait() {
+    let (mut pair, key) = reading(3, &[]);
+    Forge::read_answer(&pair, FIRST + 1, FIRST..FIRST + 3).payload(b"short").inject(&mut pair);
+    assert_eq!((kept(&pair), asked(&mut pair)), (0, vec![(Opcode::RcReadRequest, 0)]));
+    (0..3).for_each(|number| answer(&mut pair, number, 3));
     assert_eq!(ended(&mut pair), [success(1)]);
     assert_read(&pair, key, 3);
-    assert_eq!(kept(&other), 0);
+}
+
+/// A peer whose answers come is not silent, whatever the timer has learned of its haste.
+#[test]
+fn the_timer_does_not_end_what_waits_for_its_turn() {
+    for behind in [&[][..], &[WRITE]] {
+        let mut pair = Pair::with(options());
+        let key = pair.register(0, LOCAL, vec![0; 8192]);
+        let read = SendOperation::Read { remote_address: REMOTE, remote_key: KEY };
+        let round_trip = Duration::from_micros(200);
+        for number in 0..20 {
+            pair.post(0, 1, read, &[piece(key, LOCAL, MTU)]);
+            asked(&mut pair);
+            pass(&mut pair, round_trip);
+            answer_to(&mut pair, number, number..number + 1);
+        }
+        let packets = if behind.is_empty() { 2 } else { 1 };
+        pair.post(0, 1, read, &[piece(key, LOCAL, packets * MTU)]);
+        for &operation in behind {
+            pair.post(0, 2, operation, &[piece(key, LOCAL + 4096, 8)]);
+        }
+        asked(&mut pair);
+        pass(&mut pair, round_trip);
+        match behind {
+            [] => answer_to(&mut pair, 21, 20..22),
+            _ => acknowledge(&mut pair, 21, Syndrome::ACK_UNLIMITED),
+        }
+        pass(&mut pair, REORDERING - Duration::from_nanos(1));
+        assert_eq!((asked(&mut pair), kept(&pair)), (vec![], 1), "{behind:?}");
+        assert_eq!(pair.counters(0).timeouts, 0, "{behind:?}");
+    }
 }
 
 /// It may be no part of the stream: the packet that is may come much later.
 #[test]
 fn what_is_kept_goes_when_nothing_comes_before_it() {
-    let (mut pair, key) = reading(3, &[]);
-    answer(&mut pair, 2, 3);
-    for _ in 0..100 {
-        pass(&mut pair, Duration::from_millis(1));
+    for early in [&[2][..], &[1, 3, 0]] {
+        let (mut pair, key) = reading(4, &[]);
+        early.iter().for_each(|&number| answer(&mut pair, number, 4));
+        assert_eq!(kept(&pair), 1);
+        for _ in 0..100 {
+            pass(&mut pair, Duration::from_millis(1));
+        }
+        assert_eq!(kept(&pair), 0, "{early:?}");
+        (0..4).for_each(|number| answer(&mut pair, number, 4));
+        assert_eq!(ended(&mut pair), [success(1)], "{early:?}");
+        assert_read(&pair, key, 4);
     }
-    assert_eq!(kept(&pair), 0);
-    for number in 0..3 {
-        answer(&mut pair, number, 3);
+}
+
+/// Requests that wait for their turn take places, too.
+#[test]
+fn what_finds_no_room_is_asked_for_at_once() {
+    let room = Pair::with(options()).hosts[0].endpoint.limits().early_packets as u32;
+    for requests in [room - 1, room] {
+        let (mut pair, _) = reading(2, &[]);
+        let target = pair.register(0, REMOTE, vec![0; 8]);
+        for number in 1..=requests {
+            Forge::new(&pair, 0, Opcode::RcWriteOnly, 200 + number)
+                .reth(REMOTE, target, 4)
+                .payload(b"fine")
+                .inject(&mut pair);
+        }
+        assert_eq!(kept(&pair), requests as usize);
+        answer(&mut pair, 1, 2);
+        let is_full = requests == room;
+        assert_eq!(!asked(&mut pair).is_empty(), is_full, "{requests}");
+        assert_eq!(kept(&pair), room as usize);
     }
-    assert_eq!(ended(&mut pair), [success(1)]);
-    assert_read(&pair, key, 3);
 }
 
 #[test]

@@ -103,14 +103,14 @@ impl<M: Memory> Node for Endpoint<M> {
 }
 
 impl<M: Memory> Endpoint<M> {
-    /// As [`Node::handle_datagram`], but packets that have waited for this one are left to
+    /// As [`Node::handle_datagram`], but requests that have waited for this one are left to
     /// [`Endpoint::handle_next_early`], to be called until there is none. For those who must act on what each packet
     /// brings before the next one.
     pub fn handle_datagram_alone(&mut self, now: Instant, meta: &DatagramMeta, datagram: &[u8]) {
         self.handle_one(now, meta, datagram);
     }
 
-    /// Handles the packet of a queue pair that came before its turn ([`crate::EndpointConfig::reordering`]), if
+    /// Handles the request to a queue pair that came before its turn ([`crate::EndpointConfig::reordering`]), if
     /// it is its turn now. Returns whether there was one.
     pub fn handle_next_early(&mut self, now: Instant, qpn: Qpn) -> bool {
         !self.shared.early.is_empty()

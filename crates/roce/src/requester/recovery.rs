@@ -31,6 +31,7 @@ impl QueuePair {
         requester.round_trip.lost();
         requester.go_back(psn, &mut shared.budget);
         requester.arm(now);
+        self.forget_early_refusals(shared);
         shared.counters.retransmissions += 1;
     }
 
@@ -93,9 +94,11 @@ impl QueuePair {
             requester.window.collapse(in_flight);
             requester.round_trip.forget_samples();
             requester.go_back(requester.unacknowledged, &mut shared.budget);
+            self.forget_early_refusals(shared);
         } else {
             requester.probe = Some(Probe::Oldest);
         }
+        let requester = &mut self.requester;
         let next = now + requester.silence(timeout);
         requester.deadline = Some(next.min(requester.last_progress + patience));
         shared.counters.retransmissions += 1;

@@ -47,22 +47,23 @@ impl QueuePair {
         psn: u64,
     ) {
         let missing = self.requester.unacknowledged;
-        // All from there on was asked for again, this one too; or it says itself that what is missing was sent.
-        let is_lost =
-            psn == missing || self.requester.recovered.is_some_and(|(at, _)| at == missing);
         let is_near = psn - missing <= early::ROOM as u64;
         let reordering = shared.config.reordering;
-        if !is_lost
-            && !reordering.is_zero()
-            && is_near
-            && shared.early.keep(self.answers(), psn, packet)
-        {
+        if !reordering.is_zero() && is_near && shared.early.keep(self.answers(), psn, packet) {
             let requester = &mut self.requester;
-            requester.gap_until.get_or_insert(now + reordering);
+            let until = *requester.gap_until.get_or_insert(now + reordering);
             requester.kept_until.get_or_insert(now + early::EXPIRY);
+            // The peer is not silent meanwhile.
+            requester.deadline = requester.deadline.map(|deadline| deadline.max(until));
         } else {
             self.lost(now, shared, missing);
-            self.requester.heard(now);
+        }
+    }
+
+    /// What the peer has refused is sent again: it may take that.
+    pub(super) fn forget_early_refusals<M>(&self, shared: &mut Shared<M>) {
+        if !shared.early.is_empty() {
+            shared.early.forget_refusals(self.answers());
         }
     }
 

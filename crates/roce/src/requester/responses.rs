@@ -39,29 +39,34 @@ impl QueuePair {
         match syndrome {
             Some(Syndrome::Ack { .. }) => {
                 if self.acknowledged(now, shared, psn + 1).is_err() {
-                    self.handle_answer_gap(now, shared, packet, psn);
+                    let missing = self.requester.unacknowledged;
+                    match self.requester.fetches_at(psn) {
+                        // It stands where data should, which was lost.
+                        true => self.lost(now, shared, missing),
+                        false => self.handle_answer_gap(now, shared, packet, psn),
+                    }
                 }
             }
             Some(Syndrome::Nak(NakCode::PsnSequenceError)) => {
-                shared.counters.naks_received += 1;
                 if self.acknowledged(now, shared, psn).is_err() {
                     return self.handle_answer_gap(now, shared, packet, psn);
                 }
+                shared.counters.naks_received += 1;
                 self.requester.forget_recovery(now);
                 self.lost(now, shared, psn);
             }
             Some(Syndrome::ReceiverNotReady { timer }) => {
-                shared.counters.rnr_naks_received += 1;
                 if self.acknowledged(now, shared, psn).is_err() {
                     return self.handle_answer_gap(now, shared, packet, psn);
                 }
+                shared.counters.rnr_naks_received += 1;
                 self.receiver_not_ready(now, shared, psn, timer);
             }
             Some(Syndrome::Nak(code)) => {
-                shared.counters.naks_received += 1;
                 if self.acknowledged(now, shared, psn).is_err() {
                     return self.handle_answer_gap(now, shared, packet, psn);
                 }
+                shared.counters.naks_received += 1;
                 if self.requester.unacknowledged == psn {
                     let status = match code {
                         NakCode::InvalidRequest | NakCode::PsnSequenceError => {
@@ -137,20 +142,25 @@ impl QueuePair {
             return;
         }
         let first = work.first;
-        if self.acknowledged(now, shared, first).is_err() || self.requester.unacknowledged != psn {
-            return self.handle_answer_gap(now, shared, packet, psn);
-        }
-        // So all before it is complete.
-        let Some(work) = self.requester.queue.front() else { return };
         let mtu = self.path.mtu.bytes() as u64;
         let index = psn - first;
         let offset = index * mtu;
         let positive =
             packet.extended.aeth.is_none_or(|aeth| matches!(aeth.syndrome(), Syndrome::Ack { .. }));
-        if data.len() as u64 != (work.length - offset).min(mtu)
-            || !self.requester.fits_chunk(packet.opcode.position(), index, work.packets)
-            || !positive
-        {
+        let fits = data.len() as u64 == (work.length - offset).min(mtu)
+            && self.requester.fits_chunk(packet.opcode.position(), index, work.packets)
+            && positive;
+        if self.acknowledged(now, shared, first).is_err() || self.requester.unacknowledged != psn {
+            match fits {
+                true => self.handle_answer_gap(now, shared, packet, psn),
+                false => self.lost(now, shared, self.requester.unacknowledged),
+            }
+            self.requester.heard(now);
+            return;
+        }
+        // So all before it is complete.
+        let Some(work) = self.requester.queue.front() else { return };
+        if !fits {
             self.fail_fatally(shared, Some(CompletionStatus::BadResponse));
             return;
         }
