@@ -130,7 +130,9 @@ class Devices(unittest.TestCase):
                 "from mooncake.engine import TransferEngine\n"
                 f"assert TransferEngine().initialize({HOST!r}, 'P2PHANDSHAKE', {protocol!r}, {named!r}) == 0"
             )
-            environment = os.environ | {"LD_LIBRARY_PATH": folder.name, "MC_TE_FILTERS": setting}
+            path = os.pathsep.join(filter(None, [folder.name, os.environ.get("LD_LIBRARY_PATH")]))
+            environment = os.environ | {"LD_LIBRARY_PATH": path, "MC_TE_FILTERS": setting}
+            environment.pop("MC_FORCE_TCP", None)
             done = subprocess.run(
                 [sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, env=environment, timeout=200
             )

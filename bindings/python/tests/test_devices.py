@@ -37,7 +37,8 @@ class Devices(unittest.TestCase):
             ("127.0.0.1", "", "all", all_of_them),
             ("127.0.0.1", "127.0.0.1", "missing,mlx5_1", ["lists", "lists", both[1]]),
         ]:
-            environment = os.environ | {"LD_LIBRARY_PATH": folder.name}
+            path = os.pathsep.join(filter(None, [folder.name, os.environ.get("LD_LIBRARY_PATH")]))
+            environment = os.environ | {"LD_LIBRARY_PATH": path}
             done = subprocess.run(
                 [sys.executable, "-c", CODE, listen, bind, devices],
                 stderr=subprocess.PIPE,
@@ -46,7 +47,8 @@ class Devices(unittest.TestCase):
                 timeout=200,
             )
             self.assertEqual(done.returncode, 0, done.stderr)
-            self.assertEqual(done.stderr.split("\n")[:-1], expected, (listen, bind, devices))
+            said = [line for line in done.stderr.splitlines() if line.startswith(("lists", "opens "))]
+            self.assertEqual(said, expected, (listen, bind, devices, done.stderr))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 //! RDMA devices that a program looks for.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -29,13 +29,18 @@ impl RdmaLibrary {
 
     /// Has a command take it in place of the system's.
     pub fn put_before(&self, command: &mut Command) {
-        let given = command.get_envs().find(|(name, _)| *name == "LD_LIBRARY_PATH");
+        const NAME: &str = "LD_LIBRARY_PATH";
+        let given = command.get_envs().find(|(name, _)| *name == NAME);
+        let others = match given {
+            Some((_, others)) => others.map(OsStr::to_owned),
+            None => std::env::var_os(NAME),
+        };
         let mut path = OsString::from(&self.0);
-        if let Some(others) = given.and_then(|(_, others)| others) {
+        if let Some(others) = others {
             path.push(":");
             path.push(others);
         }
-        command.env("LD_LIBRARY_PATH", path);
+        command.env(NAME, path);
     }
 
     /// The devices that a command has tried to open, of what it has said on stderr.
