@@ -36,7 +36,7 @@ impl RdmaLibrary {
             None => std::env::var_os(NAME),
         };
         let mut path = OsString::from(&self.0);
-        if let Some(others) = others {
+        if let Some(others) = others.filter(|others| !others.is_empty()) {
             path.push(":");
             path.push(others);
         }

@@ -42,7 +42,7 @@ pub struct EndpointConfig {
     /// buffer holds. Smaller path MTUs are allowed up to four times as many. At least 1.
     pub max_window: u32,
     /// How long packets that came before their turn wait for those that they have overtaken, before
-    /// these are taken for lost: requests, and answers behind those of a READ. 64 of all queue pairs can, up to
+    /// these are taken for lost: requests, and answers behind data. 64 of all queue pairs can, up to
     /// 64 ahead of their turn. With no time none waits; longer than the 100 ms that they are kept is of no use.
     pub reordering: Duration,
 }

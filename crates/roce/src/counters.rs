@@ -35,12 +35,14 @@ pub struct Counters {
     /// Requests ahead of the expected one: something was lost, or overtaken.
     pub out_of_sequence: u64,
     /// Packets that came before their turn, and were kept until it came: requests, which are counted above too,
-    /// and answers behind those of a READ.
+    /// and answers behind those of a READ or an atomic operation.
     pub reordered: u64,
     pub acks_sent: u64,
     pub naks_sent: u64,
     pub rnr_naks_sent: u64,
+    /// Those that were acted on: not what waited behind data until all was sent again.
     pub naks_received: u64,
+    /// As above.
     pub rnr_naks_received: u64,
     /// Times that a requester went back: after a NAK, a timeout or a lost READ response.
     pub retransmissions: u64,

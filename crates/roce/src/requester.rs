@@ -88,7 +88,7 @@ pub(crate) struct Requester {
     recovered: Option<(u64, Instant)>,
     /// The packet that was reported lost last.
     lost: Option<u64>,
-    /// One past the highest number that was sent before the last loss: up to here all was asked for again.
+    /// One past the highest number that was sent when all was last sent again: what is below may come twice.
     asked_again_to: u64,
     /// When the gap in the answers to READs is a loss, if what is missing has not come.
     gap_until: Option<Instant>,
@@ -101,6 +101,18 @@ pub(crate) struct Requester {
     round_trip: RoundTrip,
     /// What to send again to learn what became of what is in flight.
     probe: Option<Probe>,
+    /// The latest silence amid answers that was taken for a loss.
+    suspicion: Option<Suspicion>,
+}
+
+/// A silence amid the answers to a READ was taken for a loss. It was none if what was asked for again comes twice
+/// (as DSACK tells TCP, RFC 3708): one that came once may be either copy.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+struct Suspicion {
+    /// The number of the answer that was missing.
+    psn: u64,
+    /// How long it lasted, when that has come.
+    silence: Option<Duration>,
 }
 
 /// A packet that is sent again after a silence, though it may only be slow. With the oldest the
@@ -208,6 +220,7 @@ impl Requester {
             acknowledge_interval: ACKNOWLEDGE_INTERVAL,
             round_trip: RoundTrip::new(answer_delay),
             probe: None,
+            suspicion: None,
         }
     }
 
@@ -360,6 +373,7 @@ impl Requester {
     /// Sends again from `psn` on.
     fn go_back(&mut self, psn: u64, budget: &mut ReceiveBudget) {
         self.next = psn;
+        self.asked_again_to = self.sent;
         self.probe = None;
         self.cursor = self.index_of(psn);
         budget.give_back(self.fetches.forget_from(psn));
@@ -412,7 +426,52 @@ impl Requester {
 
     /// The silence after which it is asked again.
     fn silence(&self, timeout: Duration) -> Duration {
-        self.round_trip.timeout(timeout, self.fetches.packets() > 0)
+        self.round_trip.timeout(timeout, self.is_amid_answers())
+    }
+
+    /// Whether some of the answers to the oldest request have come, and others not.
+    fn is_amid_answers(&self) -> bool {
+        let Some(oldest) = self.queue.front().filter(|oldest| oldest.fetches()) else {
+            return false;
+        };
+        !(self.unacknowledged - oldest.first).is_multiple_of(self.read_chunk)
+    }
+
+    /// The silence is taken for a loss.
+    fn suspect(&mut self) {
+        if self.is_amid_answers() {
+            self.suspicion = Some(Suspicion { psn: self.unacknowledged, silence: None });
+        }
+    }
+
+    /// An answer with data comes in its turn.
+    fn end_silence(&mut self, now: Instant, psn: u64) {
+        let silence = now.saturating_duration_since(self.last_progress);
+        // What was asked for twice may have been lost, and not slow.
+        if psn >= self.asked_again_to && self.is_amid_answers() {
+            self.round_trip.followed(silence);
+        }
+        if let Some(suspicion) = &mut self.suspicion
+            && suspicion.psn == psn
+        {
+            suspicion.silence = Some(silence);
+        }
+    }
+
+    /// An answer comes that was complete before.
+    fn came_again(&mut self, psn: u64) {
+        if let Some(Suspicion { psn: suspected, silence: Some(silence) }) = self.suspicion
+            && suspected == psn
+        {
+            self.suspicion = None;
+            self.round_trip.followed(silence);
+        }
+    }
+
+    /// Nobody is silent before this.
+    fn wait_for_gap(&mut self, until: Instant) {
+        let until = *self.gap_until.get_or_insert(until);
+        self.deadline = self.deadline.map(|deadline| deadline.max(until));
     }
 
     /// Starts the clock for the oldest packet in flight, or stops it.

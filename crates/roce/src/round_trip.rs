@@ -16,6 +16,9 @@ const MINIMUM: Duration = Duration::from_micros(250);
 /// The first probe, before any round trip was measured.
 const INITIAL: Duration = Duration::from_millis(20);
 
+/// A longer one is no burst: this process or the peer's stood still.
+const LONGEST_SILENCE: Duration = Duration::from_millis(10);
+
 /// Packets under measurement at a time. One a round trip would be enough for steady state, but a
 /// window that doubles every round trip doubles the time that packets queue.
 const SAMPLES: usize = 16;
@@ -31,10 +34,10 @@ pub(crate) struct RoundTrip {
     latest: Option<Duration>,
     /// So long the peer's answer may wait there ([`crate::QueuePairConfig::acknowledgement_delay`]).
     answer_delay: Duration,
-    /// The longest silence amid the answers to one READ, lately: answers may come in bursts, and a burst that waits for a
-    /// slow link takes longer than the path.
+    /// The longest silence amid the answers to one request, lately: answers may come in bursts, and a burst that waits for
+    /// a slow link takes longer than the path.
     silence: Duration,
-    /// The longest one amid the answers to the present READ.
+    /// The longest one amid the answers to the present request.
     latest_silence: Duration,
     /// Doublings of the timer since an answer was last measured.
     backoff: u32,
@@ -103,14 +106,16 @@ impl RoundTrip {
         }
     }
 
-    /// An answer to a READ has followed another one after so long; `ends` when it is the last.
-    pub(crate) fn followed(&mut self, silence: Duration, ends: bool) {
-        self.latest_silence = self.latest_silence.max(silence);
-        self.silence = self.silence.max(silence);
-        if ends {
-            self.silence -= (self.silence - self.latest_silence) / 8;
-            self.latest_silence = Duration::ZERO;
-        }
+    /// An answer to a READ has followed another one after so long, and not since it was asked for again.
+    pub(crate) fn followed(&mut self, silence: Duration) {
+        self.latest_silence = self.latest_silence.max(silence.min(LONGEST_SILENCE));
+        self.silence = self.silence.max(self.latest_silence);
+    }
+
+    /// All answers to a request for data have come.
+    pub(crate) fn answered(&mut self) {
+        self.silence -= (self.silence - self.latest_silence) / 8;
+        self.latest_silence = Duration::ZERO;
     }
 
     /// What is under measurement will be sent again or late.
@@ -150,15 +155,13 @@ impl RoundTrip {
     }
 
     /// How long to wait for an answer before probing; never more than `limit`. Amid the answers to a READ
-    /// (`fetching`) twice the longest silence is not late.
-    pub(crate) fn timeout(&self, limit: Duration, fetching: bool) -> Duration {
+    /// twice the longest silence is not late.
+    pub(crate) fn timeout(&self, limit: Duration, amid_answers: bool) -> Duration {
         let base = match self.smoothed {
             None => INITIAL,
             Some(smoothed) => (smoothed + self.variation * 4).max(MINIMUM) + self.answer_delay,
         };
-        // A silence may have been a loss that was not noticed as such.
-        let silence = if fetching { (self.silence * 2).min(INITIAL) } else { Duration::ZERO };
-        let base = base.max(silence);
+        let base = if amid_answers { base.max(self.silence * 2) } else { base };
         base.saturating_mul(1 << self.backoff.min(16)).min(limit)
     }
 }

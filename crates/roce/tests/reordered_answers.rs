@@ -226,18 +226,27 @@ fn an_acknowledgement_in_place_of_data_does_not_wait() {
 /// What the peer has refused it may take when it is sent again.
 #[test]
 fn a_refusal_from_before_all_was_sent_again_is_forgotten() {
-    for syndrome in [
-        Syndrome::Nak(NakCode::PsnSequenceError),
-        Syndrome::Nak(NakCode::RemoteOperationalError),
-        Syndrome::ReceiverNotReady { timer: 1 },
+    for (syndrome, by_the_timer) in [
+        (Syndrome::Nak(NakCode::PsnSequenceError), false),
+        (Syndrome::Nak(NakCode::RemoteOperationalError), false),
+        (Syndrome::ReceiverNotReady { timer: 1 }, false),
+        (Syndrome::ReceiverNotReady { timer: 1 }, true),
     ] {
         let (mut pair, key) = reading(1, &[WRITE]);
         acknowledge(&mut pair, 1, syndrome);
         pass(&mut pair, REORDERING);
         let again = [(Opcode::RcReadRequest, 0), (Opcode::RcWriteOnly, 1)];
         assert_eq!(asked(&mut pair), again, "{syndrome:?}");
+        if by_the_timer {
+            acknowledge(&mut pair, 1, syndrome);
+            assert_eq!(kept(&pair), 1);
+            pass(&mut pair, Duration::from_millis(40));
+            assert_eq!(asked(&mut pair)[0], again[0], "{syndrome:?}");
+        }
         answer(&mut pair, 0, 1);
-        assert_eq!((ended(&mut pair), asked(&mut pair)), (vec![success(1)], vec![]));
+        // After a silence they are sent one after the other.
+        let then = if by_the_timer { vec![again[1]] } else { vec![] };
+        assert_eq!((ended(&mut pair), asked(&mut pair)), (vec![success(1)], then));
         acknowledge(&mut pair, 1, Syndrome::ACK_UNLIMITED);
         assert_eq!(ended(&mut pair), [success(2)], "{syndrome:?}");
         assert_read(&pair, key, 1);
@@ -260,8 +269,9 @@ fn an_answer_that_contradicts_the_request_does_not_wait() {
 /// A peer whose answers come is not silent, whatever the timer has learned of its haste.
 #[test]
 fn the_timer_does_not_end_what_waits_for_its_turn() {
+    const LONG: Duration = Duration::from_millis(2);
     for behind in [&[][..], &[WRITE]] {
-        let mut pair = Pair::with(options());
+        let mut pair = Pair::with(Options { reordering: LONG, ..options() });
         let key = pair.register(0, LOCAL, vec![0; 8192]);
         let read = SendOperation::Read { remote_address: REMOTE, remote_key: KEY };
         let round_trip = Duration::from_micros(200);
@@ -282,7 +292,8 @@ fn the_timer_does_not_end_what_waits_for_its_turn() {
             [] => answer_to(&mut pair, 21, 20..22),
             _ => acknowledge(&mut pair, 21, Syndrome::ACK_UNLIMITED),
         }
-        pass(&mut pair, REORDERING - Duration::from_nanos(1));
+        pass(&mut pair, LONG / 2);
+        pass(&mut pair, LONG / 2 - Duration::from_nanos(1));
         assert_eq!((asked(&mut pair), kept(&pair)), (vec![], 1), "{behind:?}");
         assert_eq!(pair.counters(0).timeouts, 0, "{behind:?}");
     }

@@ -26,7 +26,6 @@ impl QueuePair {
         let newest = if requester.lost == Some(psn) { requester.next } else { requester.sent };
         requester.recovered = Some((psn, now));
         requester.lost = Some(psn);
-        requester.asked_again_to = requester.sent;
         requester.window.lost(newest - psn, requester.round_trip.is_queueing());
         requester.round_trip.lost();
         requester.go_back(psn, &mut shared.budget);
@@ -91,6 +90,7 @@ impl QueuePair {
         let in_flight = requester.sent - requester.unacknowledged;
         let persistent = requester.window.timed_out(in_flight);
         if persistent || !requester.can_probe() {
+            requester.suspect();
             requester.window.collapse(in_flight);
             requester.round_trip.forget_samples();
             requester.go_back(requester.unacknowledged, &mut shared.budget);

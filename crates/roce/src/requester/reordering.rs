@@ -50,11 +50,8 @@ impl QueuePair {
         let is_near = psn - missing <= early::ROOM as u64;
         let reordering = shared.config.reordering;
         if !reordering.is_zero() && is_near && shared.early.keep(self.answers(), psn, packet) {
-            let requester = &mut self.requester;
-            let until = *requester.gap_until.get_or_insert(now + reordering);
-            requester.kept_until.get_or_insert(now + early::EXPIRY);
-            // The peer is not silent meanwhile.
-            requester.deadline = requester.deadline.map(|deadline| deadline.max(until));
+            self.requester.kept_until.get_or_insert(now + early::EXPIRY);
+            self.requester.wait_for_gap(now + reordering);
         } else {
             self.lost(now, shared, missing);
         }
@@ -73,7 +70,7 @@ impl QueuePair {
         requester.kept_until.get_or_insert(now + early::EXPIRY);
         // What was asked for again is on its way.
         if requester.unacknowledged >= requester.asked_again_to {
-            requester.gap_until.get_or_insert(now + shared.config.reordering);
+            requester.wait_for_gap(now + shared.config.reordering);
         }
     }
 

@@ -26,6 +26,9 @@ impl QueuePair {
         let outstanding = self.requester.unacknowledged..self.requester.sent;
         if !outstanding.contains(&psn) {
             shared.counters.dropped_response += 1;
+            if packet.opcode.operation() == Operation::ReadResponse {
+                self.requester.came_again(psn);
+            }
             return;
         }
         let syndrome = match packet.opcode.operation() {
@@ -151,11 +154,11 @@ impl QueuePair {
             && self.requester.fits_chunk(packet.opcode.position(), index, work.packets)
             && positive;
         if self.acknowledged(now, shared, first).is_err() || self.requester.unacknowledged != psn {
+            self.requester.heard(now);
             match fits {
                 true => self.handle_answer_gap(now, shared, packet, psn),
                 false => self.lost(now, shared, self.requester.unacknowledged),
             }
-            self.requester.heard(now);
             return;
         }
         // So all before it is complete.
@@ -173,11 +176,9 @@ impl QueuePair {
             self.fail_fatally(shared, Some(CompletionStatus::LocalProtection));
             return;
         }
-        // One that begins anew answers a request that was repeated.
-        let position = packet.opcode.position();
-        if !position.starts() {
-            let silence = now.saturating_duration_since(self.requester.last_progress);
-            self.requester.round_trip.followed(silence, position.ends());
+        self.requester.end_silence(now, psn);
+        if packet.opcode.position().ends() {
+            self.requester.round_trip.answered();
         }
         shared.counters.payload_bytes_received += data.len() as u64;
         shared.budget.give_back(self.requester.fetches.arrived(psn, data.len() as u64));
