@@ -8,7 +8,7 @@ use core::time::Duration;
 use common::forge::Forge;
 use common::operations::REMOTE;
 use common::{Lcg, Options, Pair, pattern, piece};
-use millstream_roce::{CompletionStatus, Node, QueuePairAttributes, QueuePairState, SendOperation};
+use millstream_roce::{CompletionStatus, QueuePairState, SendOperation};
 use millstream_wire::{NakCode, Opcode, Syndrome};
 
 const LOCAL: u64 = 0x1000_0000;
@@ -30,14 +30,9 @@ fn reading(packets: usize, behind: &[SendOperation]) -> (Pair, u32) {
     for (&operation, id) in behind.iter().zip(2..) {
         pair.post(0, id, operation, &[piece(key, LOCAL + 4096, 8)]);
     }
-    assert_eq!(
-        asked(&mut pair),
-        [(Opcode::RcReadRequest, 0)]
-            .iter()
-            .copied()
-            .chain(behind.iter().zip(packets as u32..).map(|(it, psn)| (opcode(it), psn)),)
-            .collect::<Vec<_>>()
-    );
+    let numbered = behind.iter().map(opcode).zip(packets as u32..);
+    let expected: Vec<_> = [(Opcode::RcReadRequest, 0)].into_iter().chain(numbered).collect();
+    assert_eq!(asked(&mut pair), expected);
     (pair, key)
 }
 
@@ -93,15 +88,6 @@ fn assert_read(pair: &Pair, key: u32, packets: u32) {
     assert!(pair.region(0, key)[..expected.len()] == expected);
 }
 
-fn kept(pair: &Pair) -> usize {
-    pair.hosts[0].endpoint.usage().early_packets
-}
-
-fn pass(pair: &mut Pair, time: Duration) {
-    pair.now = pair.now + time;
-    pair.hosts[0].endpoint.handle_timeout(pair.now);
-}
-
 #[test]
 fn answers_that_overtake_each_other_are_not_asked_for_again() {
     for order in [[1, 0, 2, 3], [3, 2, 1, 0], [0, 2, 3, 1], [1, 3, 0, 2], [3, 3, 1, 2]] {
@@ -112,8 +98,8 @@ fn answers_that_overtake_each_other_are_not_asked_for_again() {
         }
         assert_eq!(ended(&mut pair), [success(1)], "{order:?}");
         assert_read(&pair, key, 4);
-        assert_eq!((asked(&mut pair), kept(&pair)), (vec![], 0), "{order:?}");
-        pass(&mut pair, Duration::from_secs(1));
+        assert_eq!((asked(&mut pair), pair.early_packets(0)), (vec![], 0), "{order:?}");
+        pair.pass(0, Duration::from_secs(1));
         assert_eq!(asked(&mut pair), [], "{order:?}");
         assert_eq!(pair.counters(0).retransmissions, 0);
     }
@@ -124,13 +110,13 @@ fn what_does_not_come_in_time_is_asked_for_again_and_what_was_kept_is_used() {
     let (mut pair, key) = reading(4, &[]);
     answer(&mut pair, 0, 4);
     answer(&mut pair, 2, 4);
-    pass(&mut pair, REORDERING - Duration::from_nanos(1));
+    pair.pass(0, REORDERING - Duration::from_nanos(1));
     assert_eq!(asked(&mut pair), []);
-    pass(&mut pair, Duration::from_nanos(1));
+    pair.pass(0, Duration::from_nanos(1));
     assert_eq!(asked(&mut pair), [(Opcode::RcReadRequest, 1)]);
     // What is on its way still says nothing new, and is used.
     answer(&mut pair, 3, 4);
-    pass(&mut pair, REORDERING);
+    pair.pass(0, REORDERING);
     assert_eq!(asked(&mut pair), []);
     answer(&mut pair, 1, 4);
     assert_eq!(ended(&mut pair), [success(1)]);
@@ -146,13 +132,13 @@ fn each_gap_has_its_own_time_unless_it_was_asked_for_again() {
         answer(&mut pair, 1, 4);
         answer(&mut pair, 3, 4);
         let time = if lost { REORDERING } else { REORDERING - Duration::from_nanos(1) };
-        pass(&mut pair, time);
+        pair.pass(0, time);
         let first = if lost { vec![(Opcode::RcReadRequest, 0)] } else { vec![] };
         assert_eq!(asked(&mut pair), first);
         answer(&mut pair, 0, 4);
-        pass(&mut pair, REORDERING - Duration::from_nanos(1));
+        pair.pass(0, REORDERING - Duration::from_nanos(1));
         assert_eq!(asked(&mut pair), []);
-        pass(&mut pair, Duration::from_nanos(1));
+        pair.pass(0, Duration::from_nanos(1));
         let second = if lost { vec![] } else { vec![(Opcode::RcReadRequest, 2)] };
         assert_eq!(asked(&mut pair), second);
     }
@@ -166,11 +152,11 @@ fn an_acknowledgement_waits_for_data_that_it_has_overtaken() {
         for _ in 0..times {
             acknowledge(&mut pair, 1, Syndrome::ACK_UNLIMITED);
         }
-        assert_eq!((ended(&mut pair), kept(&pair)), (vec![], 1));
+        assert_eq!((ended(&mut pair), pair.early_packets(0)), (vec![], 1));
         answer(&mut pair, 0, 1);
         assert_eq!(ended(&mut pair), [success(1), success(2)]);
         assert_read(&pair, key, 1);
-        assert_eq!((asked(&mut pair), kept(&pair)), (vec![], 0));
+        assert_eq!((asked(&mut pair), pair.early_packets(0)), (vec![], 0));
     }
 }
 
@@ -210,7 +196,7 @@ fn a_refusal_that_has_overtaken_data_counts_when_the_data_has_come() {
     }
 }
 
-/// It stands where data should, which was lost. Linux's soft-RoCE sends such acknowledgements.
+/// It stands where data should, which was lost.
 #[test]
 fn an_acknowledgement_in_place_of_data_does_not_wait() {
     for number in [0, 2] {
@@ -234,13 +220,13 @@ fn a_refusal_from_before_all_was_sent_again_is_forgotten() {
     ] {
         let (mut pair, key) = reading(1, &[WRITE]);
         acknowledge(&mut pair, 1, syndrome);
-        pass(&mut pair, REORDERING);
+        pair.pass(0, REORDERING);
         let again = [(Opcode::RcReadRequest, 0), (Opcode::RcWriteOnly, 1)];
         assert_eq!(asked(&mut pair), again, "{syndrome:?}");
         if by_the_timer {
             acknowledge(&mut pair, 1, syndrome);
-            assert_eq!(kept(&pair), 1);
-            pass(&mut pair, Duration::from_millis(40));
+            assert_eq!(pair.early_packets(0), 1);
+            pair.pass(0, Duration::from_millis(40));
             assert_eq!(asked(&mut pair)[0], again[0], "{syndrome:?}");
         }
         answer(&mut pair, 0, 1);
@@ -260,7 +246,7 @@ fn a_refusal_from_before_all_was_sent_again_is_forgotten() {
 fn an_answer_that_contradicts_the_request_does_not_wait() {
     let (mut pair, key) = reading(3, &[]);
     Forge::read_answer(&pair, FIRST + 1, FIRST..FIRST + 3).payload(b"short").inject(&mut pair);
-    assert_eq!((kept(&pair), asked(&mut pair)), (0, vec![(Opcode::RcReadRequest, 0)]));
+    assert_eq!((pair.early_packets(0), asked(&mut pair)), (0, vec![(Opcode::RcReadRequest, 0)]));
     (0..3).for_each(|number| answer(&mut pair, number, 3));
     assert_eq!(ended(&mut pair), [success(1)]);
     assert_read(&pair, key, 3);
@@ -278,7 +264,7 @@ fn the_timer_does_not_end_what_waits_for_its_turn() {
         for number in 0..20 {
             pair.post(0, 1, read, &[piece(key, LOCAL, MTU)]);
             asked(&mut pair);
-            pass(&mut pair, round_trip);
+            pair.pass(0, round_trip);
             answer_to(&mut pair, number, number..number + 1);
         }
         let packets = if behind.is_empty() { 2 } else { 1 };
@@ -287,14 +273,14 @@ fn the_timer_does_not_end_what_waits_for_its_turn() {
             pair.post(0, 2, operation, &[piece(key, LOCAL + 4096, 8)]);
         }
         asked(&mut pair);
-        pass(&mut pair, round_trip);
+        pair.pass(0, round_trip);
         match behind {
             [] => answer_to(&mut pair, 21, 20..22),
             _ => acknowledge(&mut pair, 21, Syndrome::ACK_UNLIMITED),
         }
-        pass(&mut pair, LONG / 2);
-        pass(&mut pair, LONG / 2 - Duration::from_nanos(1));
-        assert_eq!((asked(&mut pair), kept(&pair)), (vec![], 1), "{behind:?}");
+        pair.pass(0, LONG / 2);
+        pair.pass(0, LONG / 2 - Duration::from_nanos(1));
+        assert_eq!((asked(&mut pair), pair.early_packets(0)), (vec![], 1), "{behind:?}");
         assert_eq!(pair.counters(0).timeouts, 0, "{behind:?}");
     }
 }
@@ -305,11 +291,11 @@ fn what_is_kept_goes_when_nothing_comes_before_it() {
     for early in [&[2][..], &[1, 3, 0]] {
         let (mut pair, key) = reading(4, &[]);
         early.iter().for_each(|&number| answer(&mut pair, number, 4));
-        assert_eq!(kept(&pair), 1);
+        assert_eq!(pair.early_packets(0), 1);
         for _ in 0..100 {
-            pass(&mut pair, Duration::from_millis(1));
+            pair.pass(0, Duration::from_millis(1));
         }
-        assert_eq!(kept(&pair), 0, "{early:?}");
+        assert_eq!(pair.early_packets(0), 0, "{early:?}");
         (0..4).for_each(|number| answer(&mut pair, number, 4));
         assert_eq!(ended(&mut pair), [success(1)], "{early:?}");
         assert_read(&pair, key, 4);
@@ -329,11 +315,11 @@ fn what_finds_no_room_is_asked_for_at_once() {
                 .payload(b"fine")
                 .inject(&mut pair);
         }
-        assert_eq!(kept(&pair), requests as usize);
+        assert_eq!(pair.early_packets(0), requests as usize);
         answer(&mut pair, 1, 2);
         let is_full = requests == room;
         assert_eq!(!asked(&mut pair).is_empty(), is_full, "{requests}");
-        assert_eq!(kept(&pair), room as usize);
+        assert_eq!(pair.early_packets(0), room as usize);
     }
 }
 
@@ -371,7 +357,11 @@ fn more_than_there_is_room_for_and_what_is_far_ahead_is_not_waited_for() {
         };
         let (last, others) = numbers.split_last().unwrap();
         others.iter().for_each(|&number| answer(&mut pair, number));
-        assert_eq!((asked(&mut pair), kept(&pair)), (vec![], others.len()), "{numbers:?}");
+        assert_eq!(
+            (asked(&mut pair), pair.early_packets(0)),
+            (vec![], others.len()),
+            "{numbers:?}"
+        );
         answer(&mut pair, *last);
         assert_eq!(asked(&mut pair)[0], (Opcode::RcReadRequest, first), "{numbers:?}");
     }
@@ -381,24 +371,18 @@ fn more_than_there_is_room_for_and_what_is_far_ahead_is_not_waited_for() {
 fn what_is_kept_goes_with_its_queue_pair() {
     let ends: [fn(&mut Pair); 3] = [
         |pair| assert!(pair.hosts[0].endpoint.destroy_queue_pair(pair.hosts[0].qpn)),
-        |pair| modify(pair, QueuePairState::Reset),
-        |pair| modify(pair, QueuePairState::Error),
+        |pair| pair.modify(0, QueuePairState::Reset),
+        |pair| pair.modify(0, QueuePairState::Error),
     ];
     for end in ends {
         let (mut pair, _) = reading(3, &[]);
         answer(&mut pair, 1, 3);
-        assert_eq!(kept(&pair), 1);
+        assert_eq!(pair.early_packets(0), 1);
         end(&mut pair);
-        assert_eq!(kept(&pair), 0);
-        pass(&mut pair, REORDERING);
+        assert_eq!(pair.early_packets(0), 0);
+        pair.pass(0, REORDERING);
         assert_eq!(asked(&mut pair), []);
     }
-}
-
-fn modify(pair: &mut Pair, state: QueuePairState) {
-    let host = &mut pair.hosts[0];
-    let to = QueuePairAttributes { state: Some(state), ..QueuePairAttributes::default() };
-    host.endpoint.modify_queue_pair(pair.now, host.qpn, &to).unwrap();
 }
 
 /// Through the whole of two endpoints: what overtakes costs no packet that is sent again.

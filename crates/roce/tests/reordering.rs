@@ -7,7 +7,7 @@ use core::time::Duration;
 use common::forge::{Forge, ack, nak};
 use common::operations::REMOTE;
 use common::{Lcg, Options, Pair, pattern, piece};
-use millstream_roce::{CompletionStatus, Node, QueuePairAttributes, QueuePairState, SendOperation};
+use millstream_roce::{CompletionStatus, QueuePairState, SendOperation};
 use millstream_wire::{NakCode, Opcode};
 
 const LOCAL: u64 = 0x1000_0000;
@@ -37,15 +37,6 @@ fn last_written(pair: &Pair, key: u32) -> u32 {
     u32::from_be_bytes(*pair.region(1, key).first_chunk().unwrap())
 }
 
-fn kept(pair: &Pair) -> usize {
-    pair.hosts[1].endpoint.usage().early_packets
-}
-
-fn pass(pair: &mut Pair, time: Duration) {
-    pair.now = pair.now + time;
-    pair.hosts[1].endpoint.handle_timeout(pair.now);
-}
-
 #[test]
 fn what_was_overtaken_is_waited_for_and_all_is_executed_in_order() {
     for order in [&[1, 0][..], &[3, 1, 2, 0], &[1, 2, 3, 0, 4], &[1, 1, 1, 0], &[2, 0, 1]] {
@@ -56,7 +47,7 @@ fn what_was_overtaken_is_waited_for_and_all_is_executed_in_order() {
         let last = *order.iter().max().unwrap();
         assert_eq!(last_written(&pair, key), last, "{order:?}");
         assert_eq!(pair.short_answers(1), [ack(FIRST + last)], "{order:?}");
-        pass(&mut pair, Duration::from_secs(1));
+        pair.pass(1, Duration::from_secs(1));
         assert_eq!(pair.short_answers(1), [], "{order:?}");
         assert_eq!(pair.counters(1).naks_sent, 0);
     }
@@ -66,19 +57,19 @@ fn what_was_overtaken_is_waited_for_and_all_is_executed_in_order() {
 fn what_does_not_come_in_time_was_lost() {
     let (mut pair, key) = pair();
     write(&mut pair, 1, key);
-    pass(&mut pair, REORDERING - Duration::from_nanos(1));
+    pair.pass(1, REORDERING - Duration::from_nanos(1));
     write(&mut pair, 3, key);
     assert_eq!(pair.short_answers(1), []);
-    pass(&mut pair, Duration::from_nanos(1));
+    pair.pass(1, Duration::from_nanos(1));
     assert_eq!(pair.short_answers(1), [nak(FIRST, NakCode::PsnSequenceError)]);
     // What is still on its way says nothing new.
     write(&mut pair, 4, key);
-    pass(&mut pair, REORDERING);
-    assert_eq!((pair.short_answers(1), kept(&pair)), (vec![], 2));
+    pair.pass(1, REORDERING);
+    assert_eq!((pair.short_answers(1), pair.early_packets(1)), (vec![], 2));
     // All is sent again. What was kept takes its turn.
     write(&mut pair, 0, key);
     assert_eq!(pair.short_answers(1), [ack(FIRST + 1)]);
-    pass(&mut pair, REORDERING);
+    pair.pass(1, REORDERING);
     assert_eq!(pair.short_answers(1), [], "the next gap is on its way again");
     write(&mut pair, 2, key);
     assert_eq!((pair.short_answers(1), last_written(&pair, key)), (vec![ack(FIRST + 3)], 3));
@@ -91,12 +82,12 @@ fn a_gap_in_what_is_sent_again_is_reported() {
     let (mut pair, key) = pair();
     write(&mut pair, 1, key);
     write(&mut pair, 3, key);
-    pass(&mut pair, REORDERING);
+    pair.pass(1, REORDERING);
     assert_eq!(pair.short_answers(1), [nak(FIRST, NakCode::PsnSequenceError)]);
     write(&mut pair, 0, key);
     write(&mut pair, 3, key);
     assert_eq!(pair.short_answers(1), [ack(FIRST + 1)]);
-    pass(&mut pair, REORDERING);
+    pair.pass(1, REORDERING);
     assert_eq!(pair.short_answers(1), [nak(FIRST + 2, NakCode::PsnSequenceError)]);
 }
 
@@ -105,13 +96,13 @@ fn each_gap_has_its_own_time() {
     let (mut pair, key) = pair();
     write(&mut pair, 1, key);
     write(&mut pair, 3, key);
-    pass(&mut pair, REORDERING - Duration::from_nanos(1));
+    pair.pass(1, REORDERING - Duration::from_nanos(1));
     write(&mut pair, 0, key);
     assert_eq!(pair.short_answers(1), [ack(FIRST + 1)]);
-    assert_eq!((last_written(&pair, key), kept(&pair)), (1, 1));
-    pass(&mut pair, REORDERING - Duration::from_nanos(1));
+    assert_eq!((last_written(&pair, key), pair.early_packets(1)), (1, 1));
+    pair.pass(1, REORDERING - Duration::from_nanos(1));
     assert_eq!(pair.short_answers(1), []);
-    pass(&mut pair, Duration::from_nanos(1));
+    pair.pass(1, Duration::from_nanos(1));
     assert_eq!(pair.short_answers(1), [nak(FIRST + 2, NakCode::PsnSequenceError)]);
 }
 
@@ -136,11 +127,11 @@ fn a_gap_is_reported_again_when_something_from_behind_it_comes_again() {
         let (mut pair, key) = pair();
         let report = |gap: u32| nak(FIRST + gap, NakCode::PsnSequenceError);
         before.iter().for_each(|&psn| write(&mut pair, psn, key));
-        pass(&mut pair, REORDERING);
+        pair.pass(1, REORDERING);
         assert_eq!(pair.short_answers(1).last(), Some(&report(gap)), "{before:?}");
         after.iter().for_each(|&psn| write(&mut pair, psn, key));
         pair.short_answers(1);
-        pass(&mut pair, REORDERING);
+        pair.pass(1, REORDERING);
         let expected: Vec<_> = again.into_iter().map(report).collect();
         assert_eq!(pair.short_answers(1), expected, "{before:?} {after:?}");
     }
@@ -166,11 +157,11 @@ fn repeats_do_not_keep_what_is_kept() {
         write(&mut pair, 0, key);
         write(&mut pair, 2, key);
         for _ in 0..3 {
-            pass(&mut pair, Duration::from_millis(40));
+            pair.pass(1, Duration::from_millis(40));
             write(&mut pair, repeats, key);
         }
         // Only what came lately is there.
-        assert_eq!(kept(&pair), usize::from(repeats > 0), "{repeats}");
+        assert_eq!(pair.early_packets(1), usize::from(repeats > 0), "{repeats}");
         write(&mut pair, 1, key);
         assert_eq!(last_written(&pair, key), 1, "{repeats}");
     }
@@ -184,10 +175,10 @@ fn what_is_kept_goes_when_nothing_comes_before_it() {
         gaps.iter().for_each(|&psn| write(&mut pair, psn, key));
         let mut naks = 0;
         for _ in 0..1000 {
-            pass(&mut pair, Duration::from_millis(1));
+            pair.pass(1, Duration::from_millis(1));
             naks += pair.short_answers(1).iter().filter(|it| it.2 != ack(0).2).count();
         }
-        assert_eq!((kept(&pair), naks), (0, 1), "{gaps:?}");
+        assert_eq!((pair.early_packets(1), naks), (0, 1), "{gaps:?}");
     }
 }
 
@@ -200,10 +191,10 @@ fn more_than_there_is_room_for_and_what_is_far_ahead_is_not_waited_for() {
         let (mut pair, key) = pair();
         let (last, others) = numbers.split_last().unwrap();
         others.iter().for_each(|&psn| write(&mut pair, psn, key));
-        assert_eq!((pair.short_answers(1), kept(&pair)), (vec![], others.len()));
+        assert_eq!((pair.short_answers(1), pair.early_packets(1)), (vec![], others.len()));
         write(&mut pair, *last, key);
         assert_eq!(pair.short_answers(1), [nak(FIRST, NakCode::PsnSequenceError)]);
-        assert_eq!(kept(&pair), others.len());
+        assert_eq!(pair.early_packets(1), others.len());
         write(&mut pair, 0, key);
         assert_eq!(pair.short_answers(1), [ack(FIRST + others.len() as u32)]);
     }
@@ -214,11 +205,11 @@ fn a_requester_that_goes_back_hears_of_the_gap_again_in_its_time() {
     let (mut pair, key) = pair();
     let sequence = nak(FIRST, NakCode::PsnSequenceError);
     write(&mut pair, 5, key);
-    pass(&mut pair, REORDERING);
+    pair.pass(1, REORDERING);
     assert_eq!(pair.short_answers(1), [sequence]);
     write(&mut pair, 1, key);
     assert_eq!(pair.short_answers(1), [], "the first repeat may have been overtaken");
-    pass(&mut pair, REORDERING);
+    pair.pass(1, REORDERING);
     assert_eq!(pair.short_answers(1), [sequence]);
 }
 
@@ -226,16 +217,16 @@ fn a_requester_that_goes_back_hears_of_the_gap_again_in_its_time() {
 fn what_is_kept_goes_with_its_queue_pair() {
     let ends: [fn(&mut Pair); 3] = [
         |pair| assert!(pair.hosts[1].endpoint.destroy_queue_pair(pair.hosts[1].qpn)),
-        |pair| modify(pair, QueuePairState::Reset),
-        |pair| modify(pair, QueuePairState::Error),
+        |pair| pair.modify(1, QueuePairState::Reset),
+        |pair| pair.modify(1, QueuePairState::Error),
     ];
     for end in ends {
         let (mut pair, key) = pair();
         write(&mut pair, 1, key);
-        assert_eq!(kept(&pair), 1);
+        assert_eq!(pair.early_packets(1), 1);
         end(&mut pair);
-        assert_eq!(kept(&pair), 0);
-        pass(&mut pair, REORDERING);
+        assert_eq!(pair.early_packets(1), 0);
+        pair.pass(1, REORDERING);
         assert_eq!(pair.short_answers(1), []);
     }
 }
@@ -245,15 +236,9 @@ fn what_is_kept_goes_with_its_queue_pair() {
 fn what_is_kept_is_executed_where_the_send_queue_drains() {
     let (mut pair, key) = pair();
     write(&mut pair, 1, key);
-    modify(&mut pair, QueuePairState::SendQueueDrained);
+    pair.modify(1, QueuePairState::SendQueueDrained);
     write(&mut pair, 0, key);
     assert_eq!((pair.short_answers(1), last_written(&pair, key)), (vec![ack(FIRST + 1)], 1));
-}
-
-fn modify(pair: &mut Pair, state: QueuePairState) {
-    let host = &mut pair.hosts[1];
-    let to = QueuePairAttributes { state: Some(state), ..QueuePairAttributes::default() };
-    host.endpoint.modify_queue_pair(pair.now, host.qpn, &to).unwrap();
 }
 
 /// A SEND that came too soon and finds no receive then is sent again, as one that came in time.
@@ -266,7 +251,7 @@ fn what_finds_no_receive_in_its_turn_is_sent_again() {
     }
     write(&mut pair, 0, key);
     assert_eq!(pair.counters(1).rnr_naks_sent, 0);
-    assert_eq!(kept(&pair), 0);
+    assert_eq!(pair.early_packets(1), 0);
     let answers = pair.short_answers(1);
     assert_eq!(answers[0], ack(FIRST));
     assert_eq!((answers.len(), answers[1].1), (2, FIRST + 1));
@@ -283,7 +268,7 @@ fn reads_and_atomics_that_came_too_soon_are_answered_in_their_turn() {
     for early in [&add, &add, &read] {
         early.inject(&mut pair);
     }
-    assert_eq!((pair.short_answers(1), kept(&pair)), (vec![], 3));
+    assert_eq!((pair.short_answers(1), pair.early_packets(1)), (vec![], 3));
     write(&mut pair, 0, key);
     let answers = pair.answers(1);
     let answers: Vec<_> =

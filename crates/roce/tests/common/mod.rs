@@ -234,6 +234,23 @@ impl Pair {
         self.hosts[host].endpoint.handle_datagram(self.now, &meta, datagram);
     }
 
+    /// How many packets a host keeps that came before their turn.
+    pub(crate) fn early_packets(&self, host: usize) -> usize {
+        self.hosts[host].endpoint.usage().early_packets
+    }
+
+    /// So much later; only this host looks at its deadlines, once.
+    pub(crate) fn pass(&mut self, host: usize, time: Duration) {
+        self.now = self.now + time;
+        self.hosts[host].endpoint.handle_timeout(self.now);
+    }
+
+    pub(crate) fn modify(&mut self, host: usize, state: QueuePairState) {
+        let host = &mut self.hosts[host];
+        let to = QueuePairAttributes { state: Some(state), ..QueuePairAttributes::default() };
+        host.endpoint.modify_queue_pair(self.now, host.qpn, &to).unwrap();
+    }
+
     pub(crate) fn state(&self, host: usize) -> QueuePairState {
         let host = &self.hosts[host];
         host.endpoint.queue_pair_state(host.qpn).unwrap()
