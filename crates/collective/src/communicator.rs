@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use millstream_inc::protocol::{AbortReason, Failover, ToController, shortened};
+use millstream_inc::protocol::{AbortReason, Failover, ToController};
 use millstream_inc::{CollectiveCall, DataType, Mode, ReduceOperation, Stripe};
 
 use crate::call::{Call, Shape};
-use crate::control::Sender;
+use crate::control::{Sender, given_up};
 use crate::failover::{self, FailoverReport, Host};
 use crate::hosted::HostedSwitch;
 use crate::join::{self, JoinConfig, Joined, Waiting};
@@ -469,7 +469,7 @@ fn form(
     domains: &Domains,
 ) -> Result<(), JoinError> {
     forming.form(wire, domains, |error| {
-        give_up(way, sender, error.to_string());
+        give_up(way, sender, error);
         way.disconnect();
     })
 }
@@ -523,7 +523,7 @@ pub(crate) fn report(way: &Way, sender: &Sender, outcome: &Result<(), Collective
         if !is_of_switch {
             // There is no switch that would tell the controller.
             let cause = engine.cause(error);
-            return give_up_for(way, sender, error.to_string(), cause);
+            return give_up_for(way, sender, error, cause);
         }
         if engine.wire().is_none() {
             return way.wait_released();
@@ -549,20 +549,20 @@ pub(crate) fn report(way: &Way, sender: &Sender, outcome: &Result<(), Collective
                 | CollectiveError::Device(_)
         )
     {
-        give_up(way, sender, error.to_string());
+        give_up(way, sender, error);
     }
 }
 
 /// Tells the controller that this rank cannot go on.
-pub(crate) fn give_up(way: &Way, sender: &Sender, reason: String) {
-    give_up_for(way, sender, reason, None);
+pub(crate) fn give_up(way: &Way, sender: &Sender, error: &impl fmt::Display) {
+    give_up_for(way, sender, error, None);
 }
 
 /// As above, because of what is wrong with a rank of this host, if it is that.
-fn give_up_for(way: &Way, sender: &Sender, reason: String, cause: Option<AbortReason>) {
+fn give_up_for(way: &Way, sender: &Sender, error: &impl fmt::Display, cause: Option<AbortReason>) {
     let current = way.sender();
     let sender = current.as_deref().unwrap_or(sender);
-    sender.say_last(ToController::Fail { reason: shortened(reason), cause });
+    sender.say_last(given_up(error, cause));
     // So that the name is free when the caller tries again.
     way.wait_released();
 }
@@ -572,7 +572,7 @@ impl Drop for Communicator {
         let (collectives, running) = self.way.progress();
         if running {
             self.way.fail(CollectiveError::Closed);
-            give_up(&self.way, &self.sender, CollectiveError::Closed.to_string());
+            give_up(&self.way, &self.sender, &CollectiveError::Closed);
         } else if self.way.failure().is_none() {
             let sender = self.way.sender().unwrap_or_else(|| Arc::clone(&self.sender));
             sender.say_last(ToController::Leave { collectives });

@@ -1,13 +1,13 @@
 //! The connection to the controller, which may break, and is made anew.
 
-use std::io;
 use std::net::{SocketAddr, TcpStream};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
+use std::{fmt, io};
 
 use millstream_inc::protocol::{
-    Commanded, FrameDecoder, FrameError, FromController, LostSwitch, ObeyedTerm, Refusal, Resume,
-    TermError, ToController, encode, shortened,
+    AbortReason, Commanded, FrameDecoder, FrameError, FromController, LostSwitch, ObeyedTerm,
+    Refusal, Resume, TermError, ToController, encode, shortened,
 };
 use millstream_net::tls::{self, CallerTls};
 use millstream_net::token::{Initiator, Purpose, Token, TokenError};
@@ -107,7 +107,7 @@ pub(crate) fn connect(
     timeout: Duration,
     silence: Duration,
     mut waiting: impl FnMut(Duration),
-) -> Result<(Sender, Receiver), ConnectError> {
+) -> Result<(Arc<Sender>, Receiver), ConnectError> {
     let start = Instant::now();
     let stream = loop {
         let left = timeout.saturating_sub(start.elapsed());
@@ -122,7 +122,7 @@ pub(crate) fn connect(
     let receiver = Receiver::new(stream, proofs, ObeyedTerm::NONE, start + timeout.min(LONGEST))?;
     let line = Some(receiver.line.clone());
     let state = Outgoing { line, last_word: None, closed: false };
-    let sender = Sender { state: Mutex::new(state), switches: OnceLock::new() };
+    let sender = Arc::new(Sender { state: Mutex::new(state), switches: OnceLock::new() });
     Ok((sender, receiver))
 }
 
@@ -140,6 +140,11 @@ fn set_up(stream: &TcpStream) -> io::Result<()> {
     stream.set_write_timeout(Some(WRITE_TIMEOUT))
 }
 
+/// What a rank says last that cannot go on, and what is wrong with a rank of its host, if it is that.
+pub(crate) fn given_up(error: &impl fmt::Display, cause: Option<AbortReason>) -> ToController {
+    ToController::Fail { reason: shortened(error.to_string()), cause }
+}
+
 fn write(line: &Line, message: &ToController) -> io::Result<()> {
     line.write_all(&encode(message).map_err(io::Error::other)?)
 }
@@ -147,11 +152,6 @@ fn write(line: &Line, message: &ToController) -> io::Result<()> {
 impl Sender {
     fn lock(&self) -> MutexGuard<'_, Outgoing> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The connection that there is.
-    pub(crate) fn line(&self) -> Option<Line> {
-        self.lock().line.clone()
     }
 
     pub(crate) fn send(&self, message: &ToController) -> io::Result<()> {
@@ -352,7 +352,7 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(10);
 
-    fn connected() -> (TcpListener, TcpStream, Sender, Receiver) {
+    fn connected() -> (TcpListener, TcpStream, Arc<Sender>, Receiver) {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = listener.local_addr().unwrap();
         let (sender, receiver) =

@@ -366,7 +366,7 @@ mod tests {
             events.send(SwitchEvent::Aborted { communicator, abort }).unwrap();
         }
         drop(events);
-        switch.tell(happened, Arc::new(sender)).unwrap();
+        switch.tell(happened, sender).unwrap();
         // The thread ends with the events.
         while Arc::weak_count(&switch) > 0 {
             thread::yield_now();

@@ -298,7 +298,6 @@ fn join_once(
     }
 
     let Talk { sender, receiver, hosted, deadline, .. } = talk;
-    let sender = Arc::new(sender);
     let hosted = match hosted {
         Some((switch, happened)) => {
             switch.tell(happened, Arc::clone(&sender)).map_err(JoinError::Thread)?;

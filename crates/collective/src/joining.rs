@@ -3,10 +3,10 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use millstream_inc::protocol::LostSwitch;
+use millstream_inc::protocol::{LostSwitch, ToController};
 
+use crate::control::Sender;
 use crate::join::Waiting;
-use crate::line::Line;
 use crate::local::LocalEngine;
 
 /// How a rank joins.
@@ -31,18 +31,19 @@ pub(crate) struct Cancellation(Arc<Mutex<Attempt>>);
 #[derive(Default)]
 struct Attempt {
     canceled: bool,
-    /// The connection to the controller.
-    line: Option<Line>,
+    /// To the controller.
+    sender: Option<Arc<Sender>>,
 }
 
 impl Cancellation {
-    /// From here on, nothing is waited for on any connection.
-    pub(crate) fn cancel(&self) {
+    /// From here on, nothing is waited for on any connection. An attempt that is under way ends with this word: of a
+    /// connection that only closes, the controller would say that its rank is lost.
+    pub(crate) fn cancel(&self, last_word: ToController) {
         let mut attempt = self.lock();
         attempt.canceled = true;
-        if let Some(line) = attempt.line.take() {
-            // Closed by the peer already, if this fails.
-            let _ = line.shutdown();
+        if let Some(sender) = attempt.sender.take() {
+            sender.say_last(last_word);
+            sender.close();
         }
     }
 
@@ -51,12 +52,12 @@ impl Cancellation {
     }
 
     /// The attempt has this connection now.
-    pub(crate) fn watch(&self, line: Option<Line>) {
+    pub(crate) fn watch(&self, sender: Option<Arc<Sender>>) {
         let mut attempt = self.lock();
-        if attempt.canceled {
-            let _ = line.map(|line| line.shutdown());
-        } else {
-            attempt.line = line;
+        if !attempt.canceled {
+            attempt.sender = sender;
+        } else if let Some(sender) = sender {
+            sender.close();
         }
     }
 
@@ -69,10 +70,10 @@ impl Cancellation {
 #[cfg(test)]
 mod tests {
     use std::io::{ErrorKind, Read, Write};
-    use std::net::{Ipv4Addr, TcpListener};
+    use std::net::{Ipv4Addr, TcpListener, TcpStream};
     use std::thread;
 
-    use millstream_inc::protocol::{Commanded, FromController, encode};
+    use millstream_inc::protocol::{AbortReason, Commanded, FrameDecoder, FromController, encode};
     use millstream_verbs::{Device, SoftConfig};
 
     use super::*;
@@ -80,17 +81,45 @@ mod tests {
     use crate::join::join_with;
     use crate::memory::Domains;
 
-    /// Where the ranks of a lost tree meet, an attempt keeps others waiting for as long as its connection is there.
-    #[test]
-    fn a_failed_attempt_closes_its_connection_though_who_may_end_it_is_there() {
+    /// Joins at a peer that says nothing of a plan, and gives what that does with the connection.
+    fn joins_at<T: Send + 'static>(
+        own: u8,
+        cancellation: &Cancellation,
+        peer: impl FnOnce(TcpStream) -> T + Send + 'static,
+    ) -> T {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let controller = listener.local_addr().unwrap();
         let peer = thread::spawn(move || {
-            let mut stream = listener.accept().unwrap().0;
+            let stream = listener.accept().unwrap().0;
+            stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+            peer(stream)
+        });
+        // Which no other test has: those of the engine count from 1.
+        let process = std::process::id();
+        let own = Ipv4Addr::new(127, 64 | (process >> 8) as u8 & 63, process as u8, own);
+        let device = Device::open_soft(&SoftConfig::new(own.into())).unwrap();
+        let config = JoinConfig::new(controller, "g", 2, 0, &device);
+        let mut joining = Joining {
+            waiting: &mut |_| (),
+            cancellation,
+            silence: None,
+            prepares: false,
+            avoid: &[],
+            local: None,
+        };
+        let joined = join_with(&config, &Domains::of([&device]), &mut joining);
+        assert!(joined.is_err());
+        peer.join().unwrap()
+    }
+
+    /// Where the ranks of a lost tree meet, an attempt keeps others waiting for as long as its connection is there.
+    #[test]
+    fn a_failed_attempt_closes_its_connection_though_who_may_end_it_is_there() {
+        let cancellation = Cancellation::default();
+        let closed = joins_at(254, &cancellation, |mut stream| {
             // No answer to one that joins. The rank ends the attempt, and this side does not.
             let message = FromController::Left { rank: 1, collectives: 1 };
             stream.write_all(&encode(&Commanded { term: 1, message }).unwrap()).unwrap();
-            stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
             let mut heard = [0; 4096];
             loop {
                 match stream.read(&mut heard) {
@@ -100,23 +129,35 @@ mod tests {
                 }
             }
         });
-        // Which no other test has: those of the engine count from 1.
-        let process = std::process::id();
-        let own = Ipv4Addr::new(127, 64 | (process >> 8) as u8 & 63, process as u8, 254);
-        let device = Device::open_soft(&SoftConfig::new(own.into())).unwrap();
-        let config = JoinConfig::new(controller, "g", 2, 0, &device);
-        let cancellation = Cancellation::default();
-        let mut joining = Joining {
-            waiting: &mut |_| (),
-            cancellation: &cancellation,
-            silence: None,
-            prepares: false,
-            avoid: &[],
-            local: None,
-        };
-        let joined = join_with(&config, &Domains::of([&device]), &mut joining);
-        assert!(joined.is_err());
-        assert!(peer.join().unwrap(), "the connection stays");
+        assert!(closed, "the connection stays");
         assert!(!cancellation.is_canceled());
+    }
+
+    /// The controller is to name who is lost, and not the rank of its host that ends its attempt for that.
+    #[test]
+    fn an_attempt_that_is_ended_says_why_before_its_connection_closes() {
+        let cancellation = Cancellation::default();
+        let lost = AbortReason::PeerLost { rank: 1, detail: "gone".to_owned() };
+        let word = ToController::Fail { reason: "it is over".to_owned(), cause: Some(lost) };
+        let (ends, last) = (cancellation.clone(), word.clone());
+        let said = joins_at(253, &cancellation, move |mut stream| {
+            let mut decoder = FrameDecoder::new();
+            let mut said = Vec::new();
+            loop {
+                while let Some(message) = decoder.next_message::<ToController>().unwrap() {
+                    if let ToController::Join(_) = message {
+                        ends.cancel(last.clone());
+                    }
+                    said.push(message);
+                }
+                let mut bytes = [0; 4096];
+                match stream.read(&mut bytes).unwrap() {
+                    0 => return said,
+                    count => decoder.extend(&bytes[..count]),
+                }
+            }
+        });
+        assert!(matches!(&said[..], [ToController::Join(_), last] if *last == word), "{said:?}");
+        assert!(cancellation.is_canceled());
     }
 }

@@ -296,7 +296,7 @@ impl Handle {
     pub fn cancel(&self) {
         let error = CollectiveError::Canceled { sequence: self.sequence };
         if self.way.cancel(self.sequence, error.clone()) {
-            communicator::give_up(&self.way, &self.sender, error.to_string());
+            communicator::give_up(&self.way, &self.sender, &error);
         }
     }
 

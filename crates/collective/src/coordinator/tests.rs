@@ -20,7 +20,10 @@ fn started() -> (Coordinator, SocketAddr, Token) {
     (Coordinator::start(listener, token, expected).unwrap(), address, token)
 }
 
-fn connect(address: SocketAddr, token: Option<Token>) -> Result<(Sender, Receiver), ConnectError> {
+fn connect(
+    address: SocketAddr,
+    token: Option<Token>,
+) -> Result<(Arc<Sender>, Receiver), ConnectError> {
     let proofs = Proofs { tls: None, token };
     control::connect(address, &proofs, PATIENCE, PATIENCE, |_| ())
 }

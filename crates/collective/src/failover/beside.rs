@@ -12,7 +12,7 @@ use super::meeting::{Meeting, Rejoining};
 use super::recovery::name;
 use super::state::is_loss;
 use super::{FailoverReport, longest_search};
-use crate::control::Sender;
+use crate::control::{Sender, given_up};
 use crate::coordinator::Rendezvous;
 use crate::join::{JoinConfig, Joined};
 use crate::joining::Cancellation;
@@ -208,7 +208,7 @@ impl Beside {
         let mut state = self.lock();
         state.is_closed = true;
         let watcher = state.watcher.take();
-        state.cancellation.cancel();
+        state.cancellation.cancel(given_up(&CollectiveError::Closed, None));
         drop(state);
         self.local.wake_recovery();
         drop(watcher);

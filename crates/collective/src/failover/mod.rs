@@ -27,7 +27,7 @@ use std::{io, mem, thread};
 use millstream_inc::{CollectiveCall, Ranks};
 use millstream_net::ends_between_forks;
 
-use crate::control::Sender;
+use crate::control::{Sender, given_up};
 use crate::engine::{Engine, MAX_STARTED};
 use crate::hosted::HostedSwitch;
 use crate::join::{JoinConfig, Joined};
@@ -367,9 +367,10 @@ impl Failover {
         match &state.phase {
             Phase::Over(_) => return,
             Phase::Serving | Phase::Joining => {
-                state.phase = Phase::Over(error);
                 // The others are not to wait for this rank.
-                state.cancellation.cancel();
+                let cause = self.local().and_then(|local| local.cause(&error));
+                state.cancellation.cancel(given_up(&error, cause));
+                state.phase = Phase::Over(error);
             }
             Phase::Repairing(engine) => {
                 let engine = Arc::clone(engine);

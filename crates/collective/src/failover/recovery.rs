@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use millstream_inc::failover::{
     FailoverError, Lost, REPORT_BYTES, Repair, Report, Side, first_to_repeat,
 };
-use millstream_inc::protocol::{self, GroupIdentity, MAX_NAME_BYTES, ToController, shortened};
+use millstream_inc::protocol::{self, AbortReason, GroupIdentity, MAX_NAME_BYTES, ToController};
 use millstream_inc::{Collective, CollectiveCall, DataType, Mode, ReduceOperation, Stripe};
 
 use super::meeting::{Meeting, PATIENCE, Rejoining};
@@ -16,6 +16,7 @@ use super::state::{Call, Entry, Line, Phase, State, is_loss};
 use super::{Failover, FailoverReport};
 use crate::CollectiveError;
 use crate::communicator::{LINGER, SETTLING};
+use crate::control::given_up;
 use crate::coordinator::Coordinator;
 use crate::engine::Engine;
 use crate::join::Joined;
@@ -157,7 +158,8 @@ impl Failover {
                 Some(local) => local.progress().0,
                 None => successor.progress().0,
             };
-            abandon(&successor, joined, error, collectives);
+            let cause = local.as_ref().and_then(|local| local.cause(error));
+            abandon(&successor, joined, (error, cause), collectives);
         }
         outcome
     }
@@ -259,7 +261,12 @@ impl Failover {
 }
 
 /// The ranks do not go on over trees that are there.
-fn abandon(successor: &Engine, joined: &Joined, error: &CollectiveError, collectives: u64) {
+fn abandon(
+    successor: &Engine,
+    joined: &Joined,
+    (error, cause): (&CollectiveError, Option<AbortReason>),
+    collectives: u64,
+) {
     if is_loss(error) && successor.failure().is_none() {
         // All have decided so, from the same reports, which some may still need a switch of this process for.
         joined.sender.say_last(ToController::Leave { collectives });
@@ -270,8 +277,7 @@ fn abandon(successor: &Engine, joined: &Joined, error: &CollectiveError, collect
         successor.disconnect();
     } else {
         successor.fail(error.clone());
-        let reason = shortened(error.to_string());
-        joined.sender.say_last(ToController::Fail { reason, cause: None });
+        joined.sender.say_last(given_up(error, cause));
         // Rank 0's coordinator is in this process, and ends with what has made it.
         successor.wait_released();
     }

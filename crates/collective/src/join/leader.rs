@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -20,7 +21,7 @@ const GRACE: Duration = Duration::from_secs(3);
 
 /// The controller that leads is found, and the group complete.
 pub(super) struct Opening {
-    pub(super) sender: Sender,
+    pub(super) sender: Arc<Sender>,
     pub(super) receiver: Receiver,
     pub(super) deadline: Instant,
     pub(super) limit: Duration,
@@ -117,7 +118,7 @@ fn attempt(
     let answer_by = hurry.map(|hurry| now + hurry);
     let deadline = now + limit;
     let hosted = None;
-    joining.cancellation.watch(sender.line());
+    joining.cancellation.watch(Some(Arc::clone(&sender)));
     let waiting = &mut *joining.waiting;
     let mut talk =
         Talk { controller, sender, receiver, deadline, limit, answer_by, silence, waiting, hosted };

@@ -101,7 +101,7 @@ pub(super) fn share(
     let local = local_of(place, Some(members), before)
         .map_err(|detail| JoinError::Protocol { controller, detail })?;
     let Some(local) = local else { unreachable!("there are members") };
-    let (way, sender) = (Way::SharedMemory(Arc::clone(&local)), Arc::new(sender));
+    let way = Way::SharedMemory(Arc::clone(&local));
     let watched: Box<dyn Watched> = match plan.failover {
         Failover::Off if before.is_none() => Box::new(Arc::clone(&local)),
         _ => Box::new(BesideWire(Arc::clone(&local))),

@@ -26,7 +26,7 @@ pub(super) const ANSWER: Duration = Duration::from_secs(2);
 /// The conversation until the plan is there.
 pub(super) struct Talk<'a> {
     pub(super) controller: SocketAddr,
-    pub(super) sender: Sender,
+    pub(super) sender: Arc<Sender>,
     pub(super) receiver: Receiver,
     pub(super) deadline: Instant,
     pub(super) limit: Duration,

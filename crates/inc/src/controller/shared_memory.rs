@@ -90,7 +90,8 @@ impl Controller {
 
     /// Whether a rank can know this of another one: they share memory, or did for an earlier controller.
     pub(super) fn may_blame(&self, id: GroupId, rank: u32, cause: &AbortReason) -> bool {
-        let Some(group) = self.groups.get(&id).filter(|group| group.ready) else { return false };
+        let group = self.groups.get(&id).filter(|group| group.ready || group.is_full());
+        let Some(group) = group else { return false };
         let (AbortReason::PeerLost { rank: blamed, .. }
         | AbortReason::Mismatch { rank: blamed, .. }
         | AbortReason::Overdue { rank: blamed, .. }) = *cause

@@ -238,6 +238,25 @@ fn what_a_rank_says_of_one_of_its_host_is_believed_and_of_others_it_is_not() {
 }
 
 #[test]
+fn whom_a_rank_blames_before_its_group_is_ready_is_believed_once_all_ranks_are_there() {
+    let cause = AbortReason::PeerLost { rank: 3, detail: "it has ended".to_owned() };
+    let fail = ToController::Fail { reason: "tired".to_owned(), cause: Some(cause.clone()) };
+    let (mut world, ranks, _) = two_hosts(|hello| hello);
+    world.say(ranks[0], fail.clone());
+    let reason = Refusal::Aborted { reason: cause };
+    for &rank in &ranks[1..] {
+        assert_eq!(world.heard(rank), [FromController::Refused { reason: reason.clone() }]);
+    }
+    // Another one may still come in the place of who is missing.
+    let mut world = World::new();
+    world.switch(SWITCH, "s", 1);
+    let ranks = [0, 3].map(|rank| join(&mut world, sharing(4, rank, "h")));
+    world.say(ranks[0], fail);
+    assert_eq!(world.heard(ranks[1]), []);
+    assert_eq!(world.controller.group_state("g"), Some(GroupState::CreatingGroup));
+}
+
+#[test]
 fn what_a_rank_has_found_switches_hear_from_the_controller() {
     let (mut world, ranks) = two_ready_hosts();
     let cause = AbortReason::Mismatch { rank: 2, detail: "count".to_owned() };
