@@ -179,7 +179,8 @@ fn memory_that_is_broken_elsewhere_ends_the_process() {
 fn both_ways_copy_every_byte_and_no_other() {
     let source: Vec<u8> = (0..100_000_u32).map(|index| ((index * 7) >> 3) as u8 | 1).collect();
     for length in [0, 1, 63, 64, 4096, 16_383, 16_384, 16_447, 16_448, 50_000, 65_536, 99_000] {
-        for (from, to) in [(0, 0), (1, 0), (0, 1), (13, 63), (64, 65)] {
+        for (from, to) in [(0, 0), (1, 0), (0, 1), (13, 63), (64, 65), (64, 63), (128, 0), (0, 600)]
+        {
             for caching in [Caching::Through, Caching::Around] {
                 let mut target = vec![0; 100_000];
                 let (from_here, to_here) =
@@ -199,8 +200,8 @@ fn four_ranges_are_copied_and_no_other_byte() {
     let source: Vec<u8> = (0..4 * STEP).map(|index| ((index * 7) >> 3) as u8 | 1).collect();
     recover().unwrap();
     for length in [0, 1, 63, 64, 127, 4096, 4097, 16_383] {
-        for skew in [0, 1, 16, 63] {
-            let mut target = vec![0; 4 * STEP + 64];
+        for skew in [0, 1, 16, 63, 700] {
+            let mut target = vec![0; 4 * STEP + 700];
             let (from, to) = (source.as_ptr(), target.as_mut_ptr());
             // Each at another distance from a line, and backwards.
             let places =
