@@ -1,6 +1,6 @@
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd};
-use std::ptr;
+use std::{ptr, slice};
 
 use super::*;
 
@@ -175,17 +175,25 @@ fn memory_that_is_broken_elsewhere_ends_the_process() {
     assert_eq!(output.status.signal(), Some(libc::SIGBUS), "{output:?}");
 }
 
+/// Bytes that differ, at the beginning of a page.
+fn pattern(length: usize) -> (Vec<u8>, Mapped) {
+    let bytes: Vec<u8> = (0..length).map(|index| ((index * 7) >> 3) as u8 | 1).collect();
+    let mapped = Mapped::new(length);
+    // SAFETY: memory of ours, to which there are no references.
+    unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), mapped.at(0), length) };
+    (bytes, mapped)
+}
+
 #[test]
 fn both_ways_copy_every_byte_and_no_other() {
-    let source: Vec<u8> = (0..100_000_u32).map(|index| ((index * 7) >> 3) as u8 | 1).collect();
+    let (source, from_here) = pattern(100_000);
     for length in [0, 1, 63, 64, 4096, 16_383, 16_384, 16_447, 16_448, 50_000, 65_536, 99_000] {
-        for (from, to) in [(0, 0), (1, 0), (0, 1), (13, 63), (64, 65), (64, 63), (128, 0), (0, 600)]
-        {
+        for (from, to) in [(0, 0), (1, 0), (0, 1), (13, 63), (64, 65), (0, 64), (64, 0), (0, 600)] {
             for caching in [Caching::Through, Caching::Around] {
-                let mut target = vec![0; 100_000];
-                let (from_here, to_here) =
-                    (source.as_ptr().wrapping_add(from), target.as_mut_ptr().wrapping_add(to));
-                guarded(from_here, to_here, length, caching).unwrap();
+                let target = Mapped::new(100_000);
+                guarded(from_here.at(from), target.at(to), length, caching).unwrap();
+                // SAFETY: memory of ours, which nobody writes meanwhile.
+                let target = unsafe { slice::from_raw_parts(target.at(0), 100_000) };
                 assert!(target[to..to + length] == source[from..from + length], "{length} {to}");
                 assert!(target[..to].iter().all(|&byte| byte == 0), "{length} {to}");
                 assert!(target[to + length..].iter().all(|&byte| byte == 0), "{length} {to}");
@@ -197,23 +205,26 @@ fn both_ways_copy_every_byte_and_no_other() {
 #[test]
 fn four_ranges_are_copied_and_no_other_byte() {
     const STEP: usize = 20_000;
-    let source: Vec<u8> = (0..4 * STEP).map(|index| ((index * 7) >> 3) as u8 | 1).collect();
+    let (source, from) = pattern(4 * STEP);
     recover().unwrap();
     for length in [0, 1, 63, 64, 127, 4096, 4097, 16_383] {
-        for skew in [0, 1, 16, 63, 700] {
-            let mut target = vec![0; 4 * STEP + 700];
-            let (from, to) = (source.as_ptr(), target.as_mut_ptr());
-            // Each at another distance from a line, and backwards.
-            let places =
-                [0, 1, 2, 3].map(|index| (index * STEP, (3 - index) * STEP + skew * index / 3));
-            let ranges = places.map(|(at, there)| (from.wrapping_add(at), to.wrapping_add(there)));
-            // SAFETY: within the vectors, of which there are no references meanwhile.
-            unsafe { copy_four(ranges, length).unwrap() };
-            let mut expected = vec![0; target.len()];
-            for (at, there) in places {
-                expected[there..there + length].copy_from_slice(&source[at..at + length]);
+        for skew in [0, 1, 16, 63, 600] {
+            // Backwards, each at another distance from a line, and all as far ahead of where they come from.
+            let apart = [0, 1, 2, 3].map(|at| (at * STEP, (3 - at) * STEP + skew * at / 3));
+            let alike = [0, 1, 2, 3].map(|at| (at * STEP, at * STEP + skew));
+            for places in [apart, alike] {
+                let target = Mapped::new(4 * STEP + 600);
+                let ranges = places.map(|(at, there)| (from.at(at).cast_const(), target.at(there)));
+                // SAFETY: within the mappings, of which there are no references meanwhile.
+                unsafe { copy_four(ranges, length).unwrap() };
+                let mut expected = vec![0; 4 * STEP + 600];
+                for (at, there) in places {
+                    expected[there..there + length].copy_from_slice(&source[at..at + length]);
+                }
+                // SAFETY: memory of ours, which nobody writes meanwhile.
+                let target = unsafe { slice::from_raw_parts(target.at(0), expected.len()) };
+                assert!(target == expected, "{length} {skew}");
             }
-            assert!(target == expected, "{length} {skew}");
         }
     }
 }
