@@ -205,10 +205,12 @@ impl Beside {
 
     /// Ends its connection, and its thread soon.
     pub(super) fn close(&self) {
+        let error = self.local.failure().unwrap_or(CollectiveError::Closed);
+        let cause = self.local.cause(&error);
         let mut state = self.lock();
         state.is_closed = true;
         let watcher = state.watcher.take();
-        state.cancellation.cancel(given_up(&CollectiveError::Closed, None));
+        state.cancellation.cancel(given_up(&error, cause));
         drop(state);
         self.local.wake_recovery();
         drop(watcher);
