@@ -19,6 +19,9 @@ const TURN: usize = STREAMS * PAGE;
 /// So much ahead of a load, a store around the caches may hold it up: see [`trails`].
 const HELD_UP: usize = 512;
 
+/// And the processor's own copy.
+const HELD_UP_STRING: usize = 32;
+
 /// Copies of so many bytes are faster by the processor's own copy, where it has a good one.
 const STRING: usize = 1024;
 
@@ -277,7 +280,8 @@ pub(super) unsafe fn copy_forward(
     length: usize,
 ) -> Result<(), Fault> {
     let apart = from.addr().abs_diff(to.addr()) >= length;
-    let string = length >= STRING && apart && is_x86_feature_detected!("ermsb");
+    let held_up = trails(from, to, HELD_UP_STRING);
+    let string = length >= STRING && apart && !held_up && is_x86_feature_detected!("ermsb");
     // SAFETY: the caller promises it.
     result(unsafe {
         match string {
@@ -302,8 +306,11 @@ pub(super) unsafe fn copy_backward(
 /// Whether loads along `from` come soon after stores along `to` that have the same place in their pages: a processor that
 /// compares no more of addresses has a load wait until such a store is done, which takes long around the caches where several
 /// streams are stored by turns. On a Zen 3, four streams took four times as long so, and one after the other never does.
-fn trails(from: *const u8, to: *const u8) -> bool {
-    (1..HELD_UP).contains(&(to.addr().wrapping_sub(from.addr()) % PAGE))
+///
+/// There the processor's own copy is held up as well, within a few bytes: by ten times.
+#[inline]
+fn trails(from: *const u8, to: *const u8, within: usize) -> bool {
+    (1..within).contains(&(to.addr().wrapping_sub(from.addr()) % PAGE))
 }
 
 /// Copies around the caches, and returns how much it has copied: not the end, which is short.
@@ -324,7 +331,7 @@ pub(super) unsafe fn copy_around(
     let copied = unsafe {
         copy_forward(from, to, head)?;
         let (from, to) = (from.wrapping_add(head), to.wrapping_add(head));
-        let copied = match trails(from, to) {
+        let copied = match trails(from, to, HELD_UP) {
             true => millstream_guarded_lines(to, from, turns * (TURN / LINE)),
             false => millstream_guarded_around(to, from, turns),
         };
@@ -354,7 +361,7 @@ pub(super) unsafe fn copy_four(
     let places =
         ranges.map(|(from, to)| [from, to.cast_const()].map(|it| it.wrapping_add(head(to))));
     // Where only some do, four streams are faster all the same.
-    let is_held_up = places.iter().all(|[from, to]| trails(*from, *to));
+    let is_held_up = places.iter().all(|[from, to]| trails(*from, *to, HELD_UP));
     // SAFETY: the heads, the lines and the ends are within the ranges, and the lines begin at lines of where
     // they go.
     unsafe {

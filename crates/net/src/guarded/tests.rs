@@ -188,7 +188,9 @@ fn pattern(length: usize) -> (Vec<u8>, Mapped) {
 fn both_ways_copy_every_byte_and_no_other() {
     let (source, from_here) = pattern(100_000);
     for length in [0, 1, 63, 64, 4096, 16_383, 16_384, 16_447, 16_448, 50_000, 65_536, 99_000] {
-        for (from, to) in [(0, 0), (1, 0), (0, 1), (13, 63), (64, 65), (0, 64), (64, 0), (0, 600)] {
+        for (from, to) in
+            [(0, 0), (1, 0), (0, 1), (13, 63), (64, 65), (0, 64), (64, 0), (0, 600), (9, 20)]
+        {
             for caching in [Caching::Through, Caching::Around] {
                 let target = Mapped::new(100_000);
                 guarded(from_here.at(from), target.at(to), length, caching).unwrap();
