@@ -2,8 +2,9 @@
 
 mod common;
 
-use std::io::{Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::io::{self, Read, Write};
+use std::mem;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -589,6 +590,49 @@ fn a_rank_of_a_host_with_several_that_is_dropped_while_they_join_again_leaves_at
             let error = failure(communicator);
             assert!(error.contains(&named), "rank {}: {error}", communicator.rank());
         }
+    }
+}
+
+/// A way to the controller by which it does not hear when a connection is closed.
+fn hears_no_end(controller: SocketAddr) -> SocketAddr {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let at = listener.local_addr().unwrap();
+    thread::spawn(move || {
+        for near in listener.incoming() {
+            let (near, far) = (near.unwrap(), TcpStream::connect(controller).unwrap());
+            let (mut up, mut down) = (near.try_clone().unwrap(), far.try_clone().unwrap());
+            thread::spawn(move || {
+                let _ = io::copy(&mut up, &mut &far);
+                mem::forget(far);
+            });
+            let mut near = near;
+            thread::spawn(move || io::copy(&mut down, &mut near));
+        }
+    });
+    at
+}
+
+#[test]
+fn a_rank_that_ends_with_one_of_its_host_while_they_join_again_says_whom_it_has_lost() {
+    let (ranks, _cluster) = drop_first_while_it_joins(2, |cluster| {
+        let config = |(rank, host): (u32, u32)| {
+            let config = cluster.config("blames", 4, rank);
+            let controllers = match rank {
+                3 => hears_no_end(cluster.controller).into(),
+                _ => config.controllers.clone(),
+            };
+            let host_label = format!("host {host}");
+            JoinConfig { path: Path::Auto, host_label, controllers, ..config }
+        };
+        let mut ranks = joined((0..).zip([0, 1, 1, 0]).map(config));
+        ranks.swap(1, 3);
+        ranks.swap(0, 1);
+        ranks
+    });
+    // Ranks 1 and 2 are of another host.
+    for communicator in ranks.iter().filter(|it| [1, 2].contains(&it.rank())) {
+        let error = failure(communicator);
+        assert!(error.contains("rank 3"), "rank {}: {error}", communicator.rank());
     }
 }
 
