@@ -6,7 +6,7 @@ use std::io::{self, Read, Write};
 use std::mem;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -524,6 +524,7 @@ fn a_switch_that_the_ranks_alone_do_not_reach_is_not_planned_again() {
 fn drop_first_while_it_joins(
     started: usize,
     make: impl FnOnce(&Cluster) -> Vec<Communicator>,
+    all_have_joined: impl FnOnce(),
 ) -> (Vec<Communicator>, Cluster) {
     let view = Arc::new(ControllerView::new(None));
     let mut config = ControllerConfig::new(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
@@ -548,6 +549,7 @@ fn drop_first_while_it_joins(
         assert!(Instant::now() < end, "the ranks do not join again");
         thread::sleep(Duration::from_millis(5));
     }
+    all_have_joined();
     drop(ranks.remove(0));
     (ranks, cluster)
 }
@@ -566,7 +568,8 @@ fn failure(communicator: &Communicator) -> String {
 
 #[test]
 fn a_rank_that_is_dropped_while_it_joins_again_leaves_at_once() {
-    let (ranks, _cluster) = drop_first_while_it_joins(1, |cluster| cluster.group("drops", 2));
+    let (ranks, _cluster) =
+        drop_first_while_it_joins(1, |cluster| cluster.group("drops", 2), || ());
     // Had it stayed, the other one would have gone on with it, and lost it then.
     let error = failure(&ranks[0]);
     assert!(
@@ -579,12 +582,16 @@ fn a_rank_that_is_dropped_while_it_joins_again_leaves_at_once() {
 fn a_rank_of_a_host_with_several_that_is_dropped_while_they_join_again_leaves_at_once() {
     // On the wire, and beside it: ranks 0 and 3 are one host, and so are 1 and 2.
     for dropped in [0, 3] {
-        let (ranks, _cluster) = drop_first_while_it_joins(2, |cluster| {
-            let mut ranks = hosts(cluster, "drops", &[0, 1, 1, 0]);
-            ranks.swap(1, 3);
-            ranks.swap(0, if dropped == 0 { 0 } else { 1 });
-            ranks
-        });
+        let (ranks, _cluster) = drop_first_while_it_joins(
+            2,
+            |cluster| {
+                let mut ranks = hosts(cluster, "drops", &[0, 1, 1, 0]);
+                ranks.swap(1, 3);
+                ranks.swap(0, if dropped == 0 { 0 } else { 1 });
+                ranks
+            },
+            || (),
+        );
         let named = format!("rank {dropped}");
         for communicator in &ranks {
             let error = failure(communicator);
@@ -593,20 +600,25 @@ fn a_rank_of_a_host_with_several_that_is_dropped_while_they_join_again_leaves_at
     }
 }
 
-/// A way to the controller by which it does not hear when a connection is closed.
-fn hears_no_end(controller: SocketAddr) -> SocketAddr {
+/// A way to the controller by which it hears nothing once it is mute, not even that a connection is closed.
+fn way_to(controller: SocketAddr, mute: &Arc<AtomicBool>) -> SocketAddr {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let at = listener.local_addr().unwrap();
+    let (at, mute) = (listener.local_addr().unwrap(), Arc::clone(mute));
     thread::spawn(move || {
         for near in listener.incoming() {
             let (near, far) = (near.unwrap(), TcpStream::connect(controller).unwrap());
-            let (mut up, mut down) = (near.try_clone().unwrap(), far.try_clone().unwrap());
+            let (mut from, mut to) = (near.try_clone().unwrap(), far.try_clone().unwrap());
+            let mute = Arc::clone(&mute);
             thread::spawn(move || {
-                let _ = io::copy(&mut up, &mut &far);
-                mem::forget(far);
+                let mut bytes = [0; 4096];
+                while let Ok(count @ 1..) = from.read(&mut bytes) {
+                    if !mute.load(Ordering::SeqCst) && to.write_all(&bytes[..count]).is_err() {
+                        break;
+                    }
+                }
+                mem::forget(to);
             });
-            let mut near = near;
-            thread::spawn(move || io::copy(&mut down, &mut near));
+            thread::spawn(move || io::copy(&mut &far, &mut &near));
         }
     });
     at
@@ -614,11 +626,12 @@ fn hears_no_end(controller: SocketAddr) -> SocketAddr {
 
 #[test]
 fn a_rank_that_ends_with_one_of_its_host_while_they_join_again_says_whom_it_has_lost() {
-    let (ranks, _cluster) = drop_first_while_it_joins(2, |cluster| {
+    let mute = Arc::new(AtomicBool::new(false));
+    let make = |cluster: &Cluster| {
         let config = |(rank, host): (u32, u32)| {
             let config = cluster.config("blames", 4, rank);
             let controllers = match rank {
-                3 => hears_no_end(cluster.controller).into(),
+                3 => way_to(cluster.controller, &mute).into(),
                 _ => config.controllers.clone(),
             };
             let host_label = format!("host {host}");
@@ -628,11 +641,15 @@ fn a_rank_that_ends_with_one_of_its_host_while_they_join_again_says_whom_it_has_
         ranks.swap(1, 3);
         ranks.swap(0, 1);
         ranks
+    };
+    let (ranks, _cluster) = drop_first_while_it_joins(2, make, || {
+        mute.store(true, Ordering::SeqCst);
     });
     // Ranks 1 and 2 are of another host.
     for communicator in ranks.iter().filter(|it| [1, 2].contains(&it.rank())) {
         let error = failure(communicator);
-        assert!(error.contains("rank 3"), "rank {}: {error}", communicator.rank());
+        let named = error.contains("rank 3 is lost") && !error.contains("rank 0 is lost");
+        assert!(named, "rank {}: {error}", communicator.rank());
     }
 }
 
