@@ -13,9 +13,9 @@ const THREADS: usize = 4;
 const EACH: usize = 40;
 const ROUNDS: usize = 5;
 
-/// Of one round, after the first two, which fill what is kept for use again: 2 KiB for each that was
-/// killed. Of a connection that is over 1.5 KiB are remembered, until there are 8192 such; one that is not forgotten costs
-/// 5 KiB, which would be 800 KiB here (docs/dead-peers.md).
+/// Of one round, after the first two, which fill what is kept for use again: 2 KiB for each that was killed. Of a
+/// connection that is over 1.5 KiB are remembered, until there are 8192 such; one that is not forgotten costs 5 KiB,
+/// which would be 800 KiB here (docs/dead-peers.md).
 const GROWTH_KIB: i64 = 320;
 
 /// Starts a `get` and kills it when its first byte has come, so in mid-transfer.

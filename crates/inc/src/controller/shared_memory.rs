@@ -88,7 +88,8 @@ impl Controller {
         }
     }
 
-    /// Whether a rank can know this of another one: they share memory, or did for an earlier controller.
+    /// Whether a rank can know this of another one: they share memory, or did for an earlier controller. Those that join again
+    /// share it before their group is ready.
     pub(super) fn may_blame(&self, id: GroupId, rank: u32, cause: &AbortReason) -> bool {
         let group = self.groups.get(&id).filter(|group| group.ready || group.is_full());
         let Some(group) = group else { return false };
