@@ -32,7 +32,7 @@ const GROUP_LENGTH: u64 = 768 << 10;
 const MAX_PARTS: usize = 64;
 const MAX_BYTES: u64 = 8 << 20;
 
-/// How often a READ is asked for again after its connection was lost.
+/// How often a request is sent again after its connection was lost.
 pub(super) const MAX_ATTEMPTS: u32 = 2;
 
 /// Tasks that wait, and what is known of both of their ends.
@@ -70,6 +70,8 @@ struct Group {
     failed: Option<Outcome>,
     /// Since when its task is to end whatever becomes of it.
     unwanted: Option<Instant>,
+    /// One of its parts that was not done had been sent before, over a connection that was lost.
+    sent_in_vain: bool,
 }
 
 /// A request.
@@ -119,7 +121,7 @@ pub(super) struct Rest {
     queue: VecDeque<Entry>,
     groups: Vec<Group>,
     /// Of the queue WRITEs only: READs among them wait still.
-    reads_stay: bool,
+    writes_only: bool,
 }
 
 /// A group that has ended, to be told without the lock.
@@ -177,6 +179,7 @@ impl Entry {
                     begun: false,
                     failed: None,
                     unwanted: None,
+                    sent_in_vain: false,
                 });
             }
         }
@@ -366,6 +369,7 @@ impl Flow {
         let group = self.groups.at(part.group)?;
         group.parts -= 1;
         if outcome != Outcome::Done {
+            group.sent_in_vain |= part.attempts > 0;
             if outcome == Outcome::Abandoned && group.handle().ends_early() {
                 group.unwanted.get_or_insert_with(Instant::now);
             } else {
@@ -402,9 +406,17 @@ impl Flow {
         }
     }
 
-    /// Takes what fails with a connection that was lost. READs stay and begin again, up to a number of times: no byte of
-    /// the file changes by them. What a target has of a WRITE may be written at any time, also after one that was sent later.
-    pub(super) fn take_all_but_reads(&mut self) -> Rest {
+    /// Whether a WRITE was begun over the connection that there is, and has no answer.
+    pub(super) fn has_writes(&self) -> bool {
+        let begun =
+            self.parts.slots.iter().enumerate().filter(|(slot, _)| !self.again.contains(slot));
+        begun.filter_map(|(_, part)| part.as_ref()).any(|part| part.opcode == Opcode::Write)
+    }
+
+    /// Takes what fails with a connection that was lost. All else begins again, up to a number of times: READs, by which no
+    /// byte of the file changes, and, if they `can_be_fenced`, WRITEs. What a target has of a WRITE may be written at any
+    /// time, also after one that was sent later, until it has confirmed that nothing of its connection comes any more.
+    pub(super) fn take_lost(&mut self, can_be_fenced: bool) -> Rest {
         let mut lost = Vec::new();
         self.parts.slots.iter_mut().flatten().for_each(|part| part.attempts += 1);
         // What waits still has had nothing to do with that connection.
@@ -417,17 +429,16 @@ impl Flow {
             let Some(group) = self.groups.at(index) else { continue };
             let own = |part: &&mut Part| part.group == index && !part.given_up;
             let mut parts = self.parts.slots.iter_mut().flatten().filter(own);
-            if group.opcode == Opcode::Read && parts.all(|part| part.attempts <= MAX_ATTEMPTS) {
+            let can_go_on = can_be_fenced || group.opcode == Opcode::Read;
+            if can_go_on && parts.all(|part| part.attempts <= MAX_ATTEMPTS) {
                 continue;
             }
-            let parts = self.parts.slots.iter_mut().flatten().filter(own);
-            parts.for_each(|part| part.given_up = true);
-            if self.current.is_some_and(|(current, _)| current == index) {
-                self.current = None;
-            }
-            lost.extend(self.groups.remove(index));
+            lost.extend(self.give_up_group(index));
         }
         self.begin_again();
+        if can_be_fenced {
+            return Rest { queue: VecDeque::new(), groups: lost, writes_only: false };
+        }
         // Of what waits, READs stay.
         let (mut queue, mut waiting) = (VecDeque::new(), VecDeque::new());
         for entry in self.queue.drain(..) {
@@ -440,7 +451,32 @@ impl Flow {
             }
         }
         self.queue = waiting;
-        Rest { queue, groups: lost, reads_stay: true }
+        Rest { queue, groups: lost, writes_only: true }
+    }
+
+    /// Takes the WRITEs that were sent over connections that were lost: no target has confirmed that nothing of these comes
+    /// any more. Nothing is under way over the one that there is.
+    pub(super) fn take_unconfirmed(&mut self) -> Rest {
+        let mut groups = Vec::new();
+        for index in 0..self.groups.slots.len() {
+            let mut parts = self.parts.slots.iter().flatten();
+            let sent = parts.any(|it| it.group == index && !it.given_up && it.attempts > 0);
+            if sent && self.groups.at(index).is_some_and(|group| group.opcode == Opcode::Write) {
+                groups.extend(self.give_up_group(index));
+            }
+        }
+        self.begin_again();
+        Rest { queue: VecDeque::new(), groups, writes_only: true }
+    }
+
+    /// Ends a group whatever becomes of its parts.
+    fn give_up_group(&mut self, index: usize) -> Option<Group> {
+        let parts = self.parts.slots.iter_mut().flatten();
+        parts.filter(|part| part.group == index).for_each(|part| part.given_up = true);
+        if self.current.is_some_and(|(current, _)| current == index) {
+            self.current = None;
+        }
+        self.groups.remove(index)
     }
 
     /// Forgets what was given up: its connection has ended. To be called when nothing else is under way.
@@ -458,7 +494,7 @@ impl Flow {
         let groups = std::mem::take(&mut self.groups);
         let queue = std::mem::take(&mut self.queue);
         let groups = groups.slots.into_iter().flatten().collect();
-        Rest { queue, groups, reads_stay: false }
+        Rest { queue, groups, writes_only: false }
     }
 
     /// Takes all that there is.
@@ -467,7 +503,7 @@ impl Flow {
         // Replies to what was are not for what will be.
         (self.serial, self.counters) = (all.serial, all.counters);
         let groups = all.groups.slots.into_iter().flatten().collect();
-        Rest { queue: all.queue, groups, reads_stay: false }
+        Rest { queue: all.queue, groups, writes_only: false }
     }
 }
 
@@ -497,7 +533,7 @@ impl Rest {
             group.fail(&reason);
         }
         for entry in self.queue {
-            if self.reads_stay {
+            if self.writes_only {
                 entry.fail_writes(reason);
             } else {
                 entry.fail(reason);
@@ -510,7 +546,8 @@ impl EndedGroup {
     /// Tells its task.
     pub(super) fn tell(self, ended: &mut EndedTasks) {
         let Self { group, parts_left } = self;
-        let writing_left = parts_left && group.opcode == Opcode::Write;
+        let is_write = group.opcode == Opcode::Write;
+        let writing_left = parts_left && is_write;
         let Some(outcome) = group.failed else {
             if group.unwanted.is_some() {
                 return group.handle().slices_given_up(group.slices, writing_left);
@@ -519,7 +556,8 @@ impl EndedGroup {
             ended.slices_done(&group.batch, group.task, group.slices, group.slice.length);
             return;
         };
-        if writing_left {
+        let sent_before = group.sent_in_vain && is_write;
+        if writing_left || sent_before {
             group.handle().target_is_undefined();
         }
         if matches!(outcome, Outcome::UnknownFile | Outcome::OutOfRange) {
@@ -528,7 +566,7 @@ impl EndedGroup {
         let local = &group.ends.local;
         let reason = match outcome {
             Outcome::Abandoned if local.is_gpu() && !local.is_closed() => gpu::not_staged(),
-            outcome => failure(group.opcode, outcome),
+            outcome => failure(group.opcode, outcome, sent_before),
         };
         group.fail(&reason);
     }
@@ -548,8 +586,14 @@ impl Group {
     }
 }
 
-/// Why something was not done, and what to do about that.
-fn failure(opcode: Opcode, outcome: Outcome) -> FailureReason {
+/// Why something was not done, and what to do about that. Some of a WRITE may have been done by a connection that it was
+/// `sent_before` over.
+fn failure(opcode: Opcode, outcome: Outcome, sent_before: bool) -> FailureReason {
+    let refused = !matches!(outcome, Outcome::Hung(_) | Outcome::System(_));
+    let undefined = match opcode {
+        Opcode::Write if sent_before || !refused => "; what the file holds there is undefined",
+        _ => "",
+    };
     let text = match outcome {
         Outcome::UnknownFile => {
             "it is not registered any more, or was registered anew: refresh or \
@@ -566,11 +610,7 @@ fn failure(opcode: Opcode, outcome: Outcome) -> FailureReason {
         Outcome::Abandoned => return FailureReason::Unregistered,
         Outcome::ShutDown | Outcome::Done => return FailureReason::ShutDown,
         Outcome::Hung(limit) => {
-            let undefined = match opcode {
-                Opcode::Write => "; what the file holds there is undefined",
-                Opcode::Read => "",
-            };
-            format!("its device has not answered for {limit:?}: see whether it is well{undefined}")
+            format!("its device has not answered for {limit:?}: see whether it is well")
         }
         Outcome::System(errno) => {
             let remedy = match errno {
@@ -579,14 +619,10 @@ fn failure(opcode: Opcode, outcome: Outcome) -> FailureReason {
                 EROFS => "its file system is mounted for reading only",
                 _ => "look at the file where it is",
             };
-            let undefined = match opcode {
-                Opcode::Write => "; what the file holds there is undefined",
-                Opcode::Read => "",
-            };
-            format!("{}: {remedy}{undefined}", std::io::Error::from_raw_os_error(errno))
+            format!("{}: {remedy}", std::io::Error::from_raw_os_error(errno))
         }
     };
-    FailureReason::File(text.into())
+    FailureReason::File(format!("{text}{undefined}").into())
 }
 
 /// As in errno(3), on Linux.

@@ -1,8 +1,9 @@
 //! The side that asks for I/O: a link to a target, with a thread that sends and one that receives.
 //!
-//! The connection is made when there is something to do; deadlines are kept meanwhile. When it breaks, WRITEs
-//! fail, and READs are asked for again over another one. A target that is there says so while it is asked for something,
-//! however slow its disk is; so silence means that it is gone, and all fails.
+//! The connection is made when there is something to do; deadlines are kept meanwhile. When it breaks, all that was under
+//! way is asked for again over another one, once the target has confirmed that nothing of the first comes any more (a
+//! *fence*). A target that is there says so while it is asked for something, however slow its disk is; so silence means that
+//! it is gone, and all fails.
 
 use std::sync::Arc;
 use std::thread;
@@ -15,7 +16,7 @@ use millstream_net::stream::Readiness;
 
 use super::connecting::{Connecting, Place};
 use super::flow::{Entry, MAX_ATTEMPTS, Part, stuck};
-use super::protocol::{Hello, Outcome, Request};
+use super::protocol::{Asked, Hello, Outcome, Request};
 use super::queue::{Queue, no_thread};
 use super::receiving::{ReceiveError, Receiving};
 use super::sending::{Staged, send_all, send_write};
@@ -29,6 +30,15 @@ const BURST: usize = 16;
 
 /// How often a target may close connections one after the other without an answer, though properly.
 const MAX_CLOSINGS: u32 = 8;
+
+/// How long the target may take to confirm that nothing of connections that were lost comes any more.
+const FENCE_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Connections that were lost and not fenced: of more, the first is forgotten, and what was sent over it has failed long ago.
+const MAX_UNFENCED: usize = 16;
+
+/// What the number of a fence ends with. No part has it.
+const FENCE: u64 = 0xff;
 
 /// How long a target is waited for that has accepted a connection ([`Place`] has how long for that).
 #[derive(Clone, Copy, Debug)]
@@ -62,8 +72,24 @@ struct Own {
     lost: Option<String>,
     /// Whether a reply has come over it.
     answered: bool,
+    /// What the target calls it, once that has said so.
+    name: Option<u128>,
+    /// Connections that were lost, of which something may come yet.
+    unfenced: Vec<u128>,
+    /// Fences of these that were asked for and not confirmed.
+    fences: usize,
     /// Why what was under way failed last.
     failure: Option<String>,
+}
+
+impl Own {
+    /// Something of the connection that has ended may come yet.
+    fn leave_unfenced(&mut self) {
+        if self.unfenced.len() == MAX_UNFENCED {
+            self.unfenced.remove(0);
+        }
+        self.unfenced.extend(self.name.take());
+    }
 }
 
 impl Link {
@@ -123,10 +149,10 @@ impl Shared {
         self.fail_for(&reason);
     }
 
-    /// READs begin again over the next connection, and all else fails.
-    fn fail_all_but_reads(&self, text: &str) {
+    /// What can begins again over the next connection, and all else fails.
+    fn fail_lost(&self, text: &str, can_be_fenced: bool) {
         let reason = self.failed(text);
-        let rest = self.queue.lock().flow.take_all_but_reads();
+        let rest = self.queue.lock().flow.take_lost(can_be_fenced);
         rest.mark_stale();
         rest.fail(&reason);
     }
@@ -175,11 +201,21 @@ impl Shared {
             state.own.wire = Some(Arc::clone(&wire));
             state.flow.counters().0.connections += 1;
             (state.own.lost, state.own.answered, state.own.busy_since) = (None, false, None);
-            state.own.broke = false;
+            (state.own.broke, state.own.name, state.own.fences) = (false, None, 0);
             drop(state);
             let ended = self.converse(&wire);
             let mut state = self.queue.lock();
             state.own.wire = None;
+            let has_writes = state.flow.has_writes();
+            let can_be_fenced = !has_writes || state.own.name.is_some();
+            if has_writes && !state.own.closing {
+                state.own.leave_unfenced();
+            }
+            let in_vain = mem::take(&mut state.own.fences) > 0;
+            if in_vain && (unanswered >= MAX_ATTEMPTS || !state.own.broke) {
+                // It is not asked for them for ever.
+                state.own.unfenced.clear();
+            }
             let text = state.own.lost.take().unwrap_or(ended);
             // What has not begun is not harmed; but one that never answers is not asked for ever.
             unanswered = if state.own.answered { 0 } else { unanswered + 1 };
@@ -197,7 +233,7 @@ impl Shared {
             drop(state);
             match again {
                 _ if harmless || stopping => {}
-                true => self.fail_all_but_reads(&text),
+                true => self.fail_lost(&text, can_be_fenced),
                 false => self.fail(&text),
             }
         }
@@ -254,7 +290,10 @@ impl Shared {
 
     /// Sends requests until the connection is lost or the link stops.
     fn send(&self, wire: &Wire) -> io::Result<()> {
-        send_all(wire, &Hello::emit())?;
+        send_all(wire, &Hello { wants_name: true }.emit())?;
+        if !self.fence(wire)? {
+            return Ok(());
+        }
         let mut parts: Vec<Part> = Vec::with_capacity(BURST);
         let mut headers: Vec<u8> = Vec::with_capacity(BURST * Request::LENGTH);
         let mut staged = Staged::default();
@@ -293,6 +332,62 @@ impl Shared {
             send_all(wire, &headers)?;
             headers.clear();
         }
+    }
+
+    /// Waits until the target has confirmed that nothing of connections that were lost comes any more. If it does not, the
+    /// WRITEs that were sent over these fail. False when the connection is lost meanwhile, or the link stops.
+    fn fence(&self, wire: &Wire) -> io::Result<bool> {
+        let mut state = self.queue.lock();
+        let unfenced = &state.own.unfenced;
+        if unfenced.is_empty() {
+            return Ok(true);
+        }
+        let fences =
+            unfenced.iter().zip(0..).map(|(name, at)| Asked::fence(at << 8 | FENCE, *name));
+        let fences: Vec<_> = fences.collect();
+        state.own.fences = fences.len();
+        state.flow.counters().0.fences += fences.len() as u64;
+        drop(state);
+        send_all(wire, &fences.concat())?;
+        let until = Instant::now() + FENCE_PATIENCE;
+        let mut state = self.queue.lock();
+        while state.own.fences > 0 {
+            let left = until.saturating_duration_since(Instant::now());
+            if state.stopping || state.own.lost.is_some() {
+                return Ok(false);
+            }
+            if left.is_zero() {
+                let rest = state.flow.take_unconfirmed();
+                state.flow.counters().0.lost_fences += 1;
+                drop(state);
+                let reason = self.failed(
+                    "a connection to the process that has it was lost, and the process has not \
+                     confirmed that nothing sent over that can arrive any more: see whether its device \
+                     is well",
+                );
+                rest.mark_stale();
+                rest.fail(&reason);
+                state = self.queue.lock();
+                break;
+            }
+            state = self.queue.wait(state, Some(left));
+        }
+        state.own.unfenced.clear();
+        Ok(true)
+    }
+
+    /// The target has said what it calls the connection.
+    pub(super) fn named(&self, connection: u128) {
+        self.queue.lock().own.name = Some(connection);
+    }
+
+    /// Whether this is the number of a fence, which is confirmed so.
+    pub(super) fn confirmed(&self, id: u64) -> bool {
+        let mut state = self.queue.lock();
+        let is_fence = id & FENCE == FENCE && state.own.fences > 0;
+        state.own.fences -= usize::from(is_fence);
+        self.queue.wake(state);
+        is_fence
     }
 
     /// Sends a WRITE, as long as it is wanted.

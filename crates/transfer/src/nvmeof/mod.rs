@@ -5,6 +5,7 @@
 //! at the initiator, as Mooncake's do, that opens it itself.
 
 mod connecting;
+mod connections;
 mod disk;
 mod flow;
 mod initiator;

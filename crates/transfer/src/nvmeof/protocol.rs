@@ -4,6 +4,9 @@
 //! order. All numbers are little-endian. The data of a WRITE follows its header, and an end that says
 //! whether it counts: the target writes nothing before it has that. The data of a READ follows its reply.
 //! TCP's checksum is the only one.
+//!
+//! An initiator that asks for it in its hello hears the name of the connection, which it uses once that is lost: over
+//! another one it has the target end it, and confirm that nothing of it comes any more ([`Asked::Fence`]).
 
 use std::io;
 use std::time::Duration;
@@ -29,15 +32,19 @@ pub(super) const EFAULT: i32 = 14;
 
 /// What each side begins with.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) struct Hello;
+pub(super) struct Hello {
+    /// The initiator wants to hear the connection's name. Targets of before have no names, and do not look here.
+    pub(super) wants_name: bool,
+}
 
 impl Hello {
     pub(super) const LENGTH: usize = 12;
 
-    pub(super) fn emit() -> [u8; Self::LENGTH] {
+    pub(super) fn emit(self) -> [u8; Self::LENGTH] {
         let mut bytes = [0; Self::LENGTH];
         bytes[..8].copy_from_slice(&MAGIC);
         bytes[8..10].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[10] = self.wants_name.into();
         bytes
     }
 
@@ -46,12 +53,23 @@ impl Hello {
         match bytes[..8] == MAGIC {
             false => Err(ProtocolError::Magic),
             true if version != VERSION => Err(ProtocolError::Version(version)),
-            true => Ok(Self),
+            true => Ok(Self { wants_name: bytes[10] & 1 == 1 }),
         }
     }
 }
 
-/// A request's header.
+/// What an initiator asks for.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Asked {
+    Io(Request),
+    /// That the connection of this name is ended. The reply says that nothing of it comes any more.
+    Fence {
+        id: u64,
+        connection: u128,
+    },
+}
+
+/// A request for I/O: its header.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Request {
     pub(super) opcode: Opcode,
@@ -82,8 +100,8 @@ impl Request {
 
     fn parse(bytes: &[u8; Self::LENGTH]) -> Result<Self, ProtocolError> {
         let opcode = match bytes[0] {
-            0 => Opcode::Read,
-            1 => Opcode::Write,
+            READ => Opcode::Read,
+            WRITE => Opcode::Write,
             other => return Err(ProtocolError::Operation(other)),
         };
         let length = u32::from_le_bytes(part(bytes, 4));
@@ -106,6 +124,33 @@ impl Request {
     /// The end of a WRITE's data.
     pub(super) const fn end(counts: bool) -> [u8; 4] {
         if counts { COMMIT } else { ABANDON }
+    }
+}
+
+/// What a request's header begins with.
+const READ: u8 = Opcode::Read as u8;
+const WRITE: u8 = Opcode::Write as u8;
+const FENCE: u8 = 2;
+
+impl Asked {
+    /// A header of a fence. What a request for I/O has besides is zero.
+    pub(super) fn fence(id: u64, connection: u128) -> [u8; Request::LENGTH] {
+        let mut bytes = [0; Request::LENGTH];
+        bytes[0] = FENCE;
+        bytes[8..16].copy_from_slice(&id.to_le_bytes());
+        bytes[24..40].copy_from_slice(&connection.to_le_bytes());
+        bytes
+    }
+
+    fn parse(bytes: &[u8; Request::LENGTH]) -> Result<Self, ProtocolError> {
+        if bytes[0] != FENCE {
+            return Request::parse(bytes).map(Self::Io);
+        }
+        if bytes[1..8] != [0; 7] || bytes[16..24] != [0; 8] {
+            return Err(ProtocolError::Reserved);
+        }
+        let id = u64::from_le_bytes(part(bytes, 8));
+        Ok(Self::Fence { id, connection: u128::from_le_bytes(part(bytes, 24)) })
     }
 }
 
@@ -144,6 +189,12 @@ impl Outcome {
     }
 }
 
+/// What a reply's header begins with.
+const ENDED: u8 = 1;
+const ALIVE: u8 = 2;
+const CLOSING: u8 = 3;
+const NAMED: u8 = 4;
+
 /// A reply's header.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Reply {
@@ -151,6 +202,8 @@ pub(super) enum Reply {
     Ended { id: u64, outcome: Outcome, length: u32 },
     /// The target is there, and at work.
     Alive,
+    /// The name of this connection, which nobody else hears.
+    Named { connection: u128 },
     /// The target closes the connection. It has not begun, and will not, what it has not replied to.
     Closing,
 }
@@ -163,11 +216,16 @@ impl Reply {
         let (id, outcome, length) = match *self {
             Self::Ended { id, outcome, length } => (id, outcome, length),
             Self::Alive | Self::Closing => {
-                bytes[0] = if *self == Self::Alive { 2 } else { 3 };
+                bytes[0] = if *self == Self::Alive { ALIVE } else { CLOSING };
+                return bytes;
+            }
+            Self::Named { connection } => {
+                bytes[0] = NAMED;
+                bytes[8..24].copy_from_slice(&connection.to_le_bytes());
                 return bytes;
             }
         };
-        bytes[0] = 1;
+        bytes[0] = ENDED;
         bytes[1] = match outcome {
             Outcome::Done => 0,
             Outcome::UnknownFile => 1,
@@ -190,9 +248,12 @@ impl Reply {
 
     fn parse(bytes: &[u8; Self::LENGTH]) -> Result<Self, ProtocolError> {
         match bytes[0] {
-            1 => {}
-            2 => return Ok(Self::Alive),
-            3 => return Ok(Self::Closing),
+            ENDED => {}
+            ALIVE => return Ok(Self::Alive),
+            CLOSING => return Ok(Self::Closing),
+            NAMED => {
+                return Ok(Self::Named { connection: u128::from_le_bytes(part(bytes, 8)) });
+            }
             other => return Err(ProtocolError::Operation(other)),
         }
         let outcome = match bytes[1] {
@@ -235,6 +296,8 @@ pub(super) enum ProtocolError {
     Length(u32),
     #[error("the end of a WRITE is none")]
     End,
+    #[error("it asks for a fence of its own connection, or for too many at a time")]
+    Fence,
 }
 
 /// Either side's header.
@@ -249,17 +312,17 @@ trait Header: Sized {
     fn data(&self) -> (u32, bool);
 }
 
-impl Header for Request {
-    const LENGTH: usize = Self::LENGTH;
+impl Header for Asked {
+    const LENGTH: usize = Request::LENGTH;
 
     fn parse(bytes: &[u8]) -> Result<Self, ProtocolError> {
         Self::parse(&part(bytes, 0))
     }
 
     fn data(&self) -> (u32, bool) {
-        match self.opcode {
-            Opcode::Read => (0, false),
-            Opcode::Write => (self.length, true),
+        match self {
+            Self::Io(Request { opcode: Opcode::Write, length, .. }) => (*length, true),
+            Self::Io(_) | Self::Fence { .. } => (0, false),
         }
     }
 }
@@ -274,7 +337,7 @@ impl Header for Reply {
     fn data(&self) -> (u32, bool) {
         match *self {
             Self::Ended { length, .. } => (length, false),
-            Self::Alive | Self::Closing => (0, false),
+            Self::Alive | Self::Closing | Self::Named { .. } => (0, false),
         }
     }
 }
@@ -282,7 +345,7 @@ impl Header for Reply {
 /// What a stream says.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Event<'a, H> {
-    Hello,
+    Hello(Hello),
     Header(H),
     /// Some of the data that belongs to the last header.
     Data(&'a [u8]),
@@ -310,7 +373,7 @@ pub(super) struct Decoder<H> {
 }
 
 /// What a target reads.
-pub(super) type RequestDecoder = Decoder<Request>;
+pub(super) type RequestDecoder = Decoder<Asked>;
 
 /// What an initiator reads.
 pub(super) type ReplyDecoder = Decoder<Reply>;
@@ -331,9 +394,9 @@ impl<H: Header> Decoder<H> {
         match self.state {
             State::Hello => {
                 let Some(bytes) = self.gather(input, Hello::LENGTH) else { return Ok(None) };
-                Hello::parse(&part(bytes, 0))?;
+                let hello = Hello::parse(&part(bytes, 0))?;
                 self.state = State::Header;
-                Ok(Some(Event::Hello))
+                Ok(Some(Event::Hello(hello)))
             }
             State::Header => {
                 let Some(bytes) = self.gather(input, H::LENGTH) else { return Ok(None) };
@@ -419,7 +482,9 @@ mod tests {
 
     use super::*;
 
-    const WRITE: Request = Request {
+    const HELLO: Hello = Hello { wants_name: false };
+
+    const SOME: Request = Request {
         opcode: Opcode::Write,
         durable: true,
         id: 0x0102_0304_0506_0708,
@@ -437,7 +502,7 @@ mod tests {
         for mut piece in pieces.iter().copied() {
             while let Some(event) = decoder.next(&mut piece)? {
                 match event {
-                    Event::Hello => {}
+                    Event::Hello(_) => {}
                     Event::Header(header) => headers.push(header),
                     Event::Data(bytes) => data.extend_from_slice(bytes),
                     Event::End(counts) => ends.push(counts),
@@ -449,10 +514,10 @@ mod tests {
     }
 
     fn stream() -> Vec<u8> {
-        let read = Request { opcode: Opcode::Read, durable: false, length: MAX_LENGTH, ..WRITE };
-        let mut stream = Hello::emit().to_vec();
+        let read = Request { opcode: Opcode::Read, durable: false, length: MAX_LENGTH, ..SOME };
+        let mut stream = HELLO.emit().to_vec();
         for counts in [true, false] {
-            stream.extend(WRITE.emit());
+            stream.extend(SOME.emit());
             stream.extend(b"12345");
             stream.extend(Request::end(counts));
             stream.extend(read.emit());
@@ -465,22 +530,45 @@ mod tests {
         let stream = stream();
         for cut in 0..stream.len() {
             let (first, second) = stream.split_at(cut);
-            let (requests, data, ends) = events::<Request>(&[first, second]).unwrap();
+            let (requests, data, ends) = events::<Asked>(&[first, second]).unwrap();
             assert_eq!(requests.len(), 4);
-            assert_eq!((requests[0], requests[2]), (WRITE, WRITE));
-            assert_eq!((requests[1].opcode, requests[1].length), (Opcode::Read, MAX_LENGTH));
+            assert_eq!((requests[0], requests[2]), (Asked::Io(SOME), Asked::Io(SOME)));
+            let read = Request { opcode: Opcode::Read, durable: false, length: MAX_LENGTH, ..SOME };
+            assert_eq!(requests[1], Asked::Io(read));
             assert_eq!((&data[..], &ends[..]), (&b"1234512345"[..], &[true, false][..]));
         }
         let single: Vec<_> = stream.chunks(1).collect();
-        assert_eq!(events::<Request>(&single).unwrap().0.len(), 4);
+        assert_eq!(events::<Asked>(&single).unwrap().0.len(), 4);
     }
 
     #[test]
     fn a_request_byte_by_byte() {
-        let bytes = WRITE.emit();
+        let bytes = SOME.emit();
         assert_eq!(bytes[..8], [1, 1, 0, 0, 5, 0, 0, 0]);
         assert_eq!(bytes[8..16], [8, 7, 6, 5, 4, 3, 2, 1]);
         assert_eq!((bytes[16], bytes[23], bytes[24], bytes[39]), (0x28, 0x21, 0x20, 0x11));
+    }
+
+    #[test]
+    fn fences_and_hellos_both_ways() {
+        let connection = SOME.key;
+        let bytes = Asked::fence(77, connection);
+        assert_eq!((bytes[0], bytes[8], bytes[24], bytes[39]), (2, 77, 0x20, 0x11));
+        for wants_name in [false, true] {
+            let hello = Hello { wants_name };
+            let stream = [&hello.emit()[..], &bytes, &SOME.emit(), b"12345", b"done"].concat();
+            let (asked, data, ends) = events::<Asked>(&[&stream]).unwrap();
+            assert_eq!(asked, [Asked::Fence { id: 77, connection }, Asked::Io(SOME)]);
+            assert_eq!((&data[..], &ends[..]), (&b"12345"[..], &[true][..]));
+            let mut decoder = RequestDecoder::new();
+            assert_eq!(decoder.next(&mut &stream[..]), Ok(Some(Event::Hello(hello))));
+        }
+        // What a fence has no use for.
+        for at in [1, 4, 16] {
+            let mut stream = [&HELLO.emit()[..], &bytes].concat();
+            stream[Hello::LENGTH + at] = 1;
+            assert_eq!(events::<Asked>(&[&stream]), Err(ProtocolError::Reserved), "{at}");
+        }
     }
 
     #[test]
@@ -497,8 +585,9 @@ mod tests {
             ended(Outcome::ShutDown, 0),
             ended(Outcome::System(28), 0),
             Reply::Closing,
+            Reply::Named { connection: 0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10 },
         ];
-        let mut stream = Hello::emit().to_vec();
+        let mut stream = HELLO.emit().to_vec();
         for reply in &replies {
             stream.extend(reply.emit());
             if *reply == replies[0] {
@@ -528,19 +617,20 @@ mod tests {
         let change = |at: usize, value: u8| {
             let mut stream = stream();
             stream[at] = value;
-            events::<Request>(&[&stream]).unwrap_err()
+            events::<Asked>(&[&stream]).unwrap_err()
         };
         let request = Hello::LENGTH;
         assert_eq!(change(0, b'G'), ProtocolError::Magic);
         assert_eq!(change(8, 9), ProtocolError::Version(9));
-        assert_eq!(change(request, 2), ProtocolError::Operation(2));
+        assert_eq!(change(request, 3), ProtocolError::Operation(3));
+        assert_eq!(change(request, FENCE), ProtocolError::Reserved);
         assert_eq!(change(request + 1, 2), ProtocolError::Reserved);
         assert_eq!(change(request + 2, 1), ProtocolError::Reserved);
         assert_eq!(change(request + 4, 0), ProtocolError::Length(0));
         assert_eq!(change(request + 7, 1), ProtocolError::Length((1 << 24) + 5));
         assert_eq!(change(request + Request::LENGTH + 5, 0), ProtocolError::End);
         let failed = Reply::Ended { id: 1, outcome: Outcome::ReadOnly, length: 1 };
-        let stream = [&Hello::emit()[..], &failed.emit()].concat();
+        let stream = [&HELLO.emit()[..], &failed.emit()].concat();
         assert_eq!(events::<Reply>(&[&stream]), Err(ProtocolError::Length(1)));
     }
 
@@ -551,11 +641,11 @@ mod tests {
             pieces in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..100), 0..20),
         ) {
             let mut pieces: Vec<_> = pieces.iter().map(Vec::as_slice).collect();
-            let greeting = Hello::emit();
+            let greeting = HELLO.emit();
             if hello {
                 pieces.insert(0, &greeting);
             }
-            let _ = events::<Request>(&pieces);
+            let _ = events::<Asked>(&pieces);
             let _ = events::<Reply>(&pieces);
         }
 

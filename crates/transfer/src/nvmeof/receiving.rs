@@ -129,7 +129,10 @@ impl<'a> Receiving<'a> {
                     self.end_data();
                 }
                 Ok(Some(Event::Header(Reply::Closing))) => return Err(ReceiveError::Closing),
-                Ok(Some(Event::Hello | Event::Header(Reply::Alive) | Event::End(_))) => {}
+                Ok(Some(Event::Header(Reply::Named { connection }))) => {
+                    self.shared.named(connection);
+                }
+                Ok(Some(Event::Hello(_) | Event::Header(Reply::Alive) | Event::End(_))) => {}
                 Err(error) => return Err(nonsense(error.to_string())),
             }
         }
@@ -137,6 +140,9 @@ impl<'a> Receiving<'a> {
 
     /// A reply to a request.
     fn ended(&mut self, id: u64, outcome: Outcome, length: u32) -> Result<(), &'static str> {
+        if outcome == Outcome::Done && length == 0 && self.shared.confirmed(id) {
+            return Ok(());
+        }
         let part = self.shared.answered(id).ok_or("it answers what was not asked")?;
         let expected = match (part.opcode, outcome) {
             (Opcode::Read, Outcome::Done) => part.length,

@@ -8,8 +8,9 @@ use std::time::Instant;
 use millstream_metadata::Connection as Accepted;
 use millstream_net::file_io::AlignedBuffer;
 
+use super::connections::Connections;
 use super::disk::{Disk, OpenFile, Operation};
-use super::protocol::{Event, Outcome, Request, RequestDecoder};
+use super::protocol::{Asked, Event, Outcome, Request, RequestDecoder};
 use super::target::{ALIVE_INTERVAL, Connection, Files, deadline};
 use crate::Opcode;
 
@@ -20,6 +21,7 @@ const STAGE: usize = 64 << 10;
 pub(super) struct Reader<'a> {
     accepted: &'a Accepted,
     connection: &'a Arc<Connection>,
+    connections: &'a Connections,
     files: &'a Files,
     disk: &'a Disk,
     decoder: RequestDecoder,
@@ -43,13 +45,25 @@ impl<'a> Reader<'a> {
     pub(super) fn new(
         accepted: &'a Accepted,
         connection: &'a Arc<Connection>,
+        connections: &'a Connections,
         files: &'a Files,
         disk: &'a Disk,
     ) -> Self {
         let decoder = RequestDecoder::new();
         // Its hello is awaited.
         let deadline = Some(deadline(0));
-        Self { accepted, connection, files, disk, decoder, write: None, deadline, idle: true }
+        let write = None;
+        Self {
+            accepted,
+            connection,
+            connections,
+            files,
+            disk,
+            decoder,
+            write,
+            deadline,
+            idle: true,
+        }
     }
 
     pub(super) fn read(mut self) -> io::Result<()> {
@@ -107,12 +121,21 @@ impl<'a> Reader<'a> {
         let wrong = |error| io::Error::new(io::ErrorKind::InvalidData, error);
         while let Some(event) = self.decoder.next(&mut input).map_err(wrong)? {
             match event {
-                Event::Hello => self.deadline = None,
-                Event::Header(request) if request.opcode == Opcode::Read => {
+                Event::Hello(hello) => {
+                    if hello.wants_name {
+                        self.connection.say_name();
+                    }
+                    self.deadline = None;
+                }
+                Event::Header(Asked::Fence { id, connection }) => {
+                    self.connections.fence(self.connection, id, connection).map_err(wrong)?;
+                    self.deadline = None;
+                }
+                Event::Header(Asked::Io(request)) if request.opcode == Opcode::Read => {
                     self.begin_read(request);
                     self.deadline = None;
                 }
-                Event::Header(request) => {
+                Event::Header(Asked::Io(request)) => {
                     self.begin_write(request);
                     // Not before there was room for it.
                     self.deadline = Some(deadline(request.length));

@@ -17,7 +17,9 @@ use millstream_net::ends_between_forks;
 use millstream_net::file_io::AlignedBuffer;
 use socket2::SockRef;
 
+use super::connections::Connections;
 use super::disk::{Disk, Ended, OpenFile, Owner};
+use super::draw_key;
 use super::protocol::{Hello, MAX_LENGTH, Outcome, Reply, Request};
 use super::requests::Reader;
 use super::wire::Wire;
@@ -46,6 +48,9 @@ const LARGE_BUFFERS: usize = 8;
 
 /// Replies that wait for the connection, those without a buffer among them.
 const MAX_REPLIES: usize = 256;
+
+/// Fences that an initiator waits for over a connection.
+const MAX_FENCES: usize = 16;
 
 /// Files that others may ask for, by their keys.
 #[derive(Default)]
@@ -94,8 +99,9 @@ impl Target {
     ) -> io::Result<Self> {
         let config =
             AcceptorConfig { max_connections, silence_allowed: Duration::from_millis(250) };
+        let connections = Connections::default();
         let serve = move |accepted: &Accepted| {
-            if let Err(error) = serve(accepted, &files, &disk, gate.as_ref()) {
+            if let Err(error) = serve(accepted, &connections, &files, &disk, gate.as_ref()) {
                 tracing::debug!(client = %accepted.client(), %error, "connection for files ended");
             }
         };
@@ -110,6 +116,8 @@ impl Target {
 /// What the threads of a connection share with those who do its I/O.
 pub(super) struct Connection {
     pub(super) wire: Wire,
+    /// For fences ([`Connections`]).
+    pub(super) name: u128,
     state: Mutex<State>,
     changed: Condvar,
     /// Whether a request has begun to come.
@@ -123,6 +131,8 @@ pub(super) struct State {
     replies: VecDeque<Pending>,
     /// Requests whose operation has begun and not ended.
     pub(super) under_way: usize,
+    /// Fences of others that it waits for.
+    fences: usize,
     /// No more requests come.
     finishing: bool,
     /// Nothing is read or written any more.
@@ -171,6 +181,17 @@ impl State {
 }
 
 impl Connection {
+    pub(super) fn new(wire: Wire, name: u128) -> Self {
+        let (state, changed) = (Mutex::default(), Condvar::new());
+        Self { wire, name, state, changed, amid: AtomicBool::new(false) }
+    }
+
+    /// What it is to say.
+    #[cfg(test)]
+    pub(super) fn to_say(&self) -> Vec<Reply> {
+        self.lock().replies.iter().map(|pending| pending.reply).collect()
+    }
+
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -191,15 +212,47 @@ impl Connection {
         None
     }
 
-    /// Replies, once there is room.
-    pub(super) fn refuse(&self, id: u64, outcome: Outcome, buffer: AlignedBuffer) {
+    /// Waits until there is room for a reply.
+    fn wait_for_room(&self) -> MutexGuard<'_, State> {
         let mut state = self.lock();
         while !state.closed && state.replies.len() >= MAX_REPLIES {
             state = self.wait(state);
         }
+        state
+    }
+
+    /// Replies, once there is room.
+    pub(super) fn refuse(&self, id: u64, outcome: Outcome, buffer: AlignedBuffer) {
+        let mut state = self.wait_for_room();
         let reply = Reply::Ended { id, outcome, length: 0 };
         state.replies.push_back(Pending { reply, buffer, range: 0..0 });
         drop(state);
+        self.changed.notify_all();
+    }
+
+    /// Says its name.
+    pub(super) fn say_name(&self) {
+        self.say(Reply::Named { connection: self.name });
+    }
+
+    /// Counts a fence, once there is room for the reply, unless it waits for too many.
+    pub(super) fn begin_fence(&self) -> bool {
+        let mut state = self.wait_for_room();
+        let more = state.fences < MAX_FENCES;
+        state.fences += usize::from(more);
+        more
+    }
+
+    /// Says that nothing of the fenced connection comes any more.
+    pub(super) fn end_fence(&self, id: u64) {
+        self.lock().fences -= 1;
+        self.say(Reply::Ended { id, outcome: Outcome::Done, length: 0 });
+    }
+
+    /// Says what there is room for.
+    fn say(&self, reply: Reply) {
+        let (buffer, range) = (AlignedBuffer::default(), 0..0);
+        self.lock().replies.push_back(Pending { reply, buffer, range });
         self.changed.notify_all();
     }
 
@@ -209,7 +262,8 @@ impl Connection {
         self.changed.notify_all();
     }
 
-    fn close(&self) {
+    /// Ends it. What was begun is still at the disk.
+    pub(super) fn close(&self) {
         self.lock().closed = true;
         self.wire.shut_down();
         self.changed.notify_all();
@@ -240,7 +294,8 @@ impl Connection {
                 let waited = self.changed.wait_timeout(state, ALIVE_INTERVAL);
                 let (woken, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
                 state = woken;
-                let busy = state.under_way > 0 || self.amid.load(Ordering::Relaxed);
+                let busy =
+                    state.under_way > 0 || state.fences > 0 || self.amid.load(Ordering::Relaxed);
                 if timeout.timed_out() && busy && state.replies.is_empty() {
                     let (buffer, range) = (AlignedBuffer::default(), 0..0);
                     break Pending { reply: Reply::Alive, buffer, range };
@@ -294,7 +349,13 @@ fn send_all(wire: &Wire, header: &[u8], data: &[u8]) -> io::Result<()> {
 }
 
 /// Serves a connection until its end.
-fn serve(accepted: &Accepted, files: &Files, disk: &Disk, gate: Option<&Gate>) -> io::Result<()> {
+fn serve(
+    accepted: &Accepted,
+    connections: &Connections,
+    files: &Files,
+    disk: &Disk,
+    gate: Option<&Gate>,
+) -> io::Result<()> {
     let mut session = None;
     if let Some(gate) = gate {
         // Until then it makes room for others.
@@ -311,17 +372,14 @@ fn serve(accepted: &Accepted, files: &Files, disk: &Disk, gate: Option<&Gate>) -
     let keep_alive = socket2::TcpKeepalive::new().with_time(PATIENCE).with_interval(PATIENCE);
     SockRef::from(&stream).set_tcp_keepalive(&keep_alive)?;
     let wire = Wire::new(stream, session);
-    send_all(&wire, &Hello::emit(), &[])?;
-    let connection = Arc::new(Connection {
-        wire,
-        state: Mutex::default(),
-        changed: Condvar::new(),
-        amid: AtomicBool::new(false),
-    });
+    send_all(&wire, &Hello { wants_name: false }.emit(), &[])?;
+    let connection = Arc::new(Connection::new(wire, draw_key()?.0));
+    // Until nothing of it is under way any more.
+    let served = connections.serve(&connection);
     let replying = Arc::clone(&connection);
     let replier = thread::Builder::new().name("file replies".to_owned());
     let replier = replier.spawn(ends_between_forks(move || replying.reply()))?;
-    let ended = Reader::new(accepted, &connection, files, disk).read();
+    let ended = Reader::new(accepted, &connection, connections, files, disk).read();
     match ended {
         // The initiator has closed, or is to make room: what it asked for before is answered.
         Ok(()) => connection.finish(),
@@ -333,5 +391,7 @@ fn serve(accepted: &Accepted, files: &Files, disk: &Disk, gate: Option<&Gate>) -
     while state.under_way > 0 {
         state = connection.wait(state);
     }
+    drop(state);
+    drop(served);
     ended
 }

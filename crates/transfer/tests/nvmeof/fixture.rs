@@ -125,7 +125,12 @@ pub(crate) fn says(descriptor: SegmentDesc) -> (Server, String) {
     says_at(address(), None, descriptor)
 }
 
-fn says_at(host: IpAddr, token: Option<Token>, descriptor: SegmentDesc) -> (Server, String) {
+/// The same at this address, where the target is looked for, too, whatever the descriptor says.
+pub(crate) fn says_at(
+    host: IpAddr,
+    token: Option<Token>,
+    descriptor: SegmentDesc,
+) -> (Server, String) {
     let listener = TcpListener::bind((host, 0)).unwrap();
     let gate = Gate::with(token, None, Purpose::Handshake, "says");
     let (config, says) = (ServerConfig::default(), Arc::new(Says(descriptor)));

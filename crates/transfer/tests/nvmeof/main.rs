@@ -8,6 +8,7 @@ mod common;
 mod authority;
 mod connecting;
 mod ending;
+mod fences;
 mod fixture;
 mod input_output;
 mod late;

@@ -79,13 +79,15 @@ impl Flow {
         overdue
     }
 
-    /// The same while there is no connection: what is to begin again is at no target, so that it ends at once.
+    /// The same while there is no connection: what is to begin again is at no target, so that it ends at once. Unless it is
+    /// a WRITE of which a connection that was lost may still bring something: a fence is awaited for as long as an answer is.
     pub(in super::super) fn look_after_unconnected(&mut self, now: Instant) -> Overdue {
         for slot in std::mem::take(&mut self.again) {
             let Some(part) = self.parts.at(slot) else { continue };
             let (group, length) = (part.group, part.length);
+            let may_come = part.opcode == Opcode::Write && part.attempts > 0;
             match self.groups.at(group) {
-                Some(group) if group.handle().ends_early() => group.parts -= 1,
+                Some(group) if group.handle().ends_early() && !may_come => group.parts -= 1,
                 _ => {
                     self.again.push_back(slot);
                     continue;

@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use super::*;
 use crate::batch::Batch;
 use crate::segment::SegmentTable;
@@ -51,9 +53,14 @@ fn begin(flow: &mut Flow, count: usize) -> Vec<u64> {
     (0..count).map(|_| flow.begin(usize::MAX).unwrap().id).collect()
 }
 
-/// The connection breaks.
+/// The connection breaks, and cannot be fenced.
 fn lose(flow: &mut Flow) {
-    flow.take_all_but_reads().fail(&FailureReason::File("it broke".into()));
+    flow.take_lost(false).fail(&FailureReason::File("it broke".into()));
+}
+
+/// The connection breaks, and can be fenced.
+fn lose_behind_fence(flow: &mut Flow) {
+    flow.take_lost(true).fail(&FailureReason::File("it broke".into()));
 }
 
 fn state(batch: &Batch, index: usize) -> TransferState {
@@ -111,4 +118,91 @@ fn writes_that_fail_with_a_connection_leave_the_queue() {
     assert!(flow.begin(usize::MAX).is_none() && flow.has_nothing_to_begin());
     flow.end(read.id, Outcome::Done).unwrap().tell(&mut EndedTasks::default());
     assert_eq!(state(&both, 1), TransferState::Completed);
+}
+
+#[test]
+fn behind_a_fence_writes_are_sent_again_so_often_as_reads() {
+    let (mut flow, room) = (Flow::default(), Room::new(LENGTH as usize));
+    let batch = submit(&mut flow, &room, &[Opcode::Write, Opcode::Read]);
+    let waiting = submit(&mut flow, &room, &[Opcode::Write]);
+    begin(&mut flow, 2);
+    for _ in 0..MAX_ATTEMPTS {
+        assert!(flow.has_writes());
+        lose_behind_fence(&mut flow);
+        assert!(!flow.has_writes(), "none was begun over the next connection");
+        let mut begun = [(); 2].map(|()| flow.begin(usize::MAX).unwrap().opcode);
+        begun.sort_unstable_by_key(|&opcode| opcode as u8);
+        assert_eq!(begun, [Opcode::Read, Opcode::Write]);
+    }
+    assert!(failed(&batch).is_empty());
+    lose_behind_fence(&mut flow);
+    assert_eq!(failed(&batch), [0, 1]);
+    assert!(batch.status(0).unwrap().target_undefined);
+    let ids = begin(&mut flow, 1);
+    flow.end(ids[0], Outcome::Done).unwrap().tell(&mut EndedTasks::default());
+    assert_eq!(state(&waiting, 0), TransferState::Completed);
+}
+
+#[test]
+fn writes_whose_fence_is_not_confirmed_fail_and_all_else_goes_on() {
+    let (mut flow, room) = (Flow::default(), Room::new(LENGTH as usize));
+    let batch = submit(&mut flow, &room, &[Opcode::Write, Opcode::Read]);
+    let waiting = submit(&mut flow, &room, &[Opcode::Write]);
+    begin(&mut flow, 2);
+    lose_behind_fence(&mut flow);
+    flow.take_unconfirmed().fail(&FailureReason::File("it did not confirm".into()));
+    assert_eq!(failed(&batch), [0]);
+    assert!(batch.status(0).unwrap().target_undefined);
+    for _ in 0..2 {
+        let part = flow.begin(usize::MAX).unwrap();
+        flow.end(part.id, Outcome::Done).unwrap().tell(&mut EndedTasks::default());
+    }
+    assert_eq!(state(&batch, 1), TransferState::Completed);
+    assert_eq!(state(&waiting, 0), TransferState::Completed);
+    assert!(flow.begin(usize::MAX).is_none());
+    assert!(flow.has_nothing_to_begin() && flow.is_at_rest());
+}
+
+/// What was sent over the connection that was lost may have been done, in part.
+#[test]
+fn a_write_that_is_refused_when_it_is_sent_again_leaves_its_target_undefined() {
+    for again in [false, true] {
+        let (mut flow, room) = (Flow::default(), Room::new(LENGTH as usize));
+        let batch = submit(&mut flow, &room, &[Opcode::Write]);
+        let mut ids = begin(&mut flow, 1);
+        if again {
+            lose_behind_fence(&mut flow);
+            ids = begin(&mut flow, 1);
+        }
+        let ended = flow.end(ids[0], Outcome::UnknownFile).unwrap();
+        ended.tell(&mut EndedTasks::default());
+        let status = batch.status(0).unwrap();
+        assert_eq!((status.state, status.target_undefined), (TransferState::Failed, again));
+        let text = status.error.unwrap().to_string();
+        assert_eq!(text.contains("what the file holds there is undefined"), again, "{text}");
+    }
+}
+
+/// It ends once the fence is confirmed, or when that was awaited for long enough.
+#[test]
+fn a_write_that_is_canceled_before_its_fence_is_confirmed_waits_for_that() {
+    for confirmed in [true, false] {
+        let (mut flow, room) = (Flow::default(), Room::new(LENGTH as usize));
+        let batch = submit(&mut flow, &room, &[Opcode::Write]);
+        begin(&mut flow, 1);
+        lose_behind_fence(&mut flow);
+        assert!(batch.task(0).unwrap().cancel());
+        let now = Instant::now();
+        flow.look_after_unconnected(now).tell();
+        assert_ne!(state(&batch, 0), TransferState::Canceled);
+        if confirmed {
+            let id = begin(&mut flow, 1)[0];
+            assert!(!flow.enter(id), "it is not sent");
+            flow.end(id, Outcome::Abandoned).unwrap().tell(&mut EndedTasks::default());
+        } else {
+            flow.look_after_unconnected(now + Duration::from_secs(3)).tell();
+        }
+        let status = batch.status(0).unwrap();
+        assert_eq!((status.state, status.target_undefined), (TransferState::Canceled, !confirmed));
+    }
 }
