@@ -64,7 +64,7 @@ pub enum CallErrorKind {
     /// The name has no address.
     #[error("its host name does not resolve ({0}): {advice}", advice = name_advice(_0))]
     Resolve(io::Error),
-    /// Nobody listens there.
+    /// Nobody listens there, nor at any other address that the name has: a peer that was there has ended.
     #[error("connection to {address} refused: no process listens there")]
     Refused {
         /// The address tried last.
@@ -133,6 +133,12 @@ pub enum CallErrorKind {
     /// The reply's JSON does not say what it should.
     #[error("its reply makes no sense: {0}")]
     Meaning(String),
+}
+
+impl CallErrorKind {
+    pub(crate) const fn is_refused(&self) -> bool {
+        matches!(self, Self::Refused { .. })
+    }
 }
 
 /// What to do about a name that has no address.

@@ -290,7 +290,7 @@ impl Attempts {
         address.set_port(self.port);
         if wait.is_zero() {
             let untried = CallErrorKind::Unreachable { address, waited: wait };
-            return Err(self.last.take().unwrap_or(untried));
+            return Err(self.last.take().filter(|last| !last.is_refused()).unwrap_or(untried));
         }
         self.tried += 1;
         tracing::debug!(%address, "calling");
@@ -301,11 +301,16 @@ impl Attempts {
     pub(crate) fn failed(&mut self, attempt: Attempt, error: io::Error) {
         let Attempt { address, wait } = attempt;
         tracing::debug!(%address, %error, "no answer");
-        self.last = Some(match error.kind() {
+        let failed = match error.kind() {
             io::ErrorKind::ConnectionRefused => CallErrorKind::Refused { address },
             io::ErrorKind::TimedOut => CallErrorKind::Unreachable { address, waited: wait },
             _ => CallErrorKind::Connect { address, error },
-        });
+        };
+        // That nobody is there is known only if all addresses say so: see `CallErrorKind::Refused`.
+        let may_be_there = self.last.as_ref().is_some_and(|last| !last.is_refused());
+        if !may_be_there || !failed.is_refused() {
+            self.last = Some(failed);
+        }
     }
 }
 
@@ -408,10 +413,34 @@ mod tests {
                 if address == second.address && waited == second.wait),
             "{error}"
         );
-        let third = attempts.next(short).unwrap();
-        attempts.failed(third, io::ErrorKind::ConnectionRefused.into());
-        let error = attempts.next(long).unwrap_err();
-        assert!(matches!(error, CallErrorKind::Refused { .. }), "{error}");
+    }
+
+    /// A process is taken for dead then, and a fence of it for confirmed.
+    #[test]
+    fn a_peer_refuses_only_if_all_of_its_addresses_do() {
+        use io::ErrorKind::{ConnectionRefused, NetworkUnreachable, TimedOut};
+        let second = Duration::from_secs(1);
+        for (kinds, refused) in [
+            ([ConnectionRefused, ConnectionRefused], true),
+            ([ConnectionRefused, TimedOut], false),
+            ([TimedOut, ConnectionRefused], false),
+            ([NetworkUnreachable, ConnectionRefused], false),
+        ] {
+            let addresses = ["127.0.0.1:0", "[::1]:0"].map(|text| text.parse().unwrap());
+            let mut attempts = Attempts::new(addresses.into(), 7, second);
+            for kind in kinds {
+                let attempt = attempts.next(second).unwrap();
+                attempts.failed(attempt, kind.into());
+            }
+            let error = attempts.next(second).unwrap_err();
+            assert_eq!(error.is_refused(), refused, "{kinds:?}: {error}");
+            // There is no time for the second one.
+            let mut attempts = Attempts::new(addresses.into(), 7, second);
+            let attempt = attempts.next(second).unwrap();
+            attempts.failed(attempt, kinds[0].into());
+            let error = attempts.next(Duration::ZERO).unwrap_err();
+            assert!(!error.is_refused(), "{kinds:?}: {error}");
+        }
     }
 
     #[test]
