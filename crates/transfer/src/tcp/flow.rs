@@ -521,8 +521,19 @@ impl Flow {
         let Some(task) = task.filter(|task| task.is_wanted()) else { return false };
         task.ending = Some(Box::new((state, Instant::now())));
         self.endings += 1;
+        self.drop_unwanted_again();
         self.settle(slot);
         true
+    }
+
+    /// What is to end waits for no connection over which it was to begin again: nothing of it is under way.
+    fn drop_unwanted_again(&mut self) {
+        let mut again = std::mem::take(&mut self.again);
+        again.retain_mut(|message| {
+            self.drop_unwanted(message);
+            !message.parts.is_empty()
+        });
+        self.again = again;
     }
 
     /// Has all tasks fail for this reason, once nothing of them is under way any more.
@@ -535,6 +546,7 @@ impl Flow {
             self.endings += 1;
             self.settle(slot);
         }
+        self.drop_unwanted_again();
     }
 
     /// Whether something may end because its time is over.

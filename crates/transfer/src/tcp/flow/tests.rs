@@ -90,6 +90,30 @@ fn a_read_is_tried_three_times_and_then_says_why() {
     assert_eq!(ended(&mut flow), [(0, TransferState::Failed, 0, false)]);
 }
 
+/// Nothing of it is under way, and there may never be a connection.
+#[test]
+fn what_is_to_begin_again_ends_without_a_connection() {
+    let (mut flow, names, room, _batch) = flow(Framing::Numbered, Opcode::Read, &[10, 20, 30]);
+    let late = Some(Instant::now());
+    let (_late_batch, handles) = with_deadline(Opcode::Read, room.address(), &[40], late);
+    testing::push(&mut flow, &room, &handles);
+    let mut under_way: VecDeque<_> = all_messages(&mut flow).into();
+    let sent = under_way.len();
+    flow.lost(&mut under_way, sent, 1, &reason(), false);
+    assert!(ended(&mut flow).is_empty());
+    assert!(flow.end(names[1], TransferState::Canceled));
+    assert_eq!(ended(&mut flow), [(1, TransferState::Canceled, 0, false)]);
+    flow.tick(Instant::now());
+    assert_eq!(ended(&mut flow), [(0, TransferState::Timeout, 0, false)]);
+    let again = flow.next_message().unwrap();
+    assert_eq!(again.length, 40, "the others go on");
+    flow.end_all(&reason());
+    flow.done(again, true);
+    let failed = |index, length| (index, TransferState::Failed, length, false);
+    assert_eq!(ended(&mut flow), [failed(0, 10), failed(2, 30)]);
+    assert_eq!(flow.unfinished(), 0);
+}
+
 #[test]
 fn a_write_goes_again_once_its_connection_is_fenced_and_one_that_was_not_begun_at_once() {
     let (mut flow, _, room, _batch) = flow(Framing::Numbered, Opcode::Write, &[MAX_DATA]);
