@@ -250,6 +250,7 @@ impl RdmaTransport {
         let peer = Arc::new_cyclic(|own| {
             let flow = self.flow(descriptor, &rails, priorities, affinity);
             let (shared, name) = (Arc::clone(&self.shared), segment.name.as_str().into());
+            let flow = (flow, segment.view().since);
             Peer::new(own.clone(), shared, name, has_incarnation, locations, rails, flow)
         });
         peer.control.set(&descriptor.control_addresses);

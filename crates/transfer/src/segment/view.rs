@@ -1,6 +1,7 @@
 //! A version of a segment's descriptor, and which of its buffers has which bytes.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use millstream_metadata::{BufferDesc, SegmentDesc};
 
@@ -10,6 +11,8 @@ pub(crate) struct View {
     pub(crate) descriptor: Arc<SegmentDesc>,
     /// Indexes of the buffers that can be used, by their addresses.
     order: Arc<[u32]>,
+    /// When it was heard of.
+    pub(crate) since: Instant,
 }
 
 impl View {
@@ -18,7 +21,7 @@ impl View {
         let usable = (0..).zip(buffers).filter(|(_, buffer)| buffer.fault.is_none());
         let mut order: Vec<u32> = usable.map(|(index, _)| index).collect();
         order.sort_by_key(|&index| buffers[index as usize].addr);
-        Self { order: order.into(), descriptor: Arc::new(descriptor) }
+        Self { order: order.into(), descriptor: Arc::new(descriptor), since: Instant::now() }
     }
 
     /// The index of the buffer that holds all of these bytes.

@@ -8,6 +8,7 @@
 //! resetting queue pairs, a thread of the pool does.
 
 mod actions;
+mod buried;
 mod observed;
 mod process;
 mod rails;
@@ -23,6 +24,7 @@ use millstream_transfer_core::{
 };
 use millstream_verbs::{Completion, CompletionStatus, PortAddress};
 
+use self::buried::Buried;
 use super::LEAST_REGION;
 use super::connection::{Connection, Outstanding};
 use super::control_addresses::ControlAddresses;
@@ -93,8 +95,10 @@ struct State {
     last: Option<(RailId, FailureReason)>,
     /// The same of each rail, until it is connected again.
     reasons: Box<[Option<FailureReason>]>,
-    /// The incarnation before: another one has answered since, and it will not come back.
-    dead: Option<u64>,
+    /// When the incarnation that there is was heard of first.
+    since: std::time::Instant,
+    /// Those before.
+    buried: Buried,
     segments: Vec<Weak<OpenSegment>>,
     /// Whether it is being asked whether it is there.
     asking: bool,
@@ -121,7 +125,7 @@ impl Peer {
         has_incarnation: bool,
         locations: Box<[String]>,
         rails: Vec<Way>,
-        flow: Flow<AnyPolicy>,
+        (flow, since): (Flow<AnyPolicy>, std::time::Instant),
     ) -> Self {
         let state = State {
             flow,
@@ -132,7 +136,8 @@ impl Peer {
             refused: Vec::new(),
             last: None,
             reasons: rails.iter().map(|_| None).collect(),
-            dead: None,
+            since,
+            buried: Buried::default(),
             segments: Vec::new(),
             asking: false,
             ask_at: None,
@@ -327,14 +332,18 @@ impl State {
             return Err(FailureReason::NoPath(what));
         }
         let Some(incarnation) = run.view.descriptor.incarnation else { return Ok(()) };
-        if self.dead == Some(incarnation) {
+        let before = self.flow.incarnation();
+        // Of two starts of a process the one that was heard of later is the later one.
+        let is_before = before != 0 && before != incarnation && run.view.since < self.since;
+        if is_before || self.buried.has(incarnation) {
             run.segment.mark_stale();
             return Err(FailureReason::Restarted);
         }
-        let before = self.flow.incarnation();
         if before != incarnation {
-            // Its descriptor is newer than what we know.
+            // What other segments of the process have is of before.
             self.bury();
+            self.mark_stale();
+            self.since = run.view.since;
             self.flow.peer_restarted(now, incarnation);
         }
         Ok(())
@@ -354,7 +363,7 @@ impl State {
 
     /// The incarnation that there was is over for good.
     fn bury(&mut self) {
-        self.dead = Some(self.flow.incarnation()).filter(|&before| before != 0).or(self.dead);
+        self.buried.bury(self.flow.incarnation());
     }
 
     /// A task has failed for good. The first reason is the one to tell.

@@ -79,12 +79,13 @@ impl Peer {
         let mut state = self.lock();
         let now = self.now();
         // An answer of the one before may be late.
-        if state.flow.incarnation() != incarnation && state.dead != Some(incarnation) {
+        if state.flow.incarnation() != incarnation && !state.buried.has(incarnation) {
             tracing::info!(peer = &*self.name, "the peer was restarted");
             state.bury();
             state.last = None;
             state.reasons.fill(None);
             state.mark_stale();
+            state.since = std::time::Instant::now();
             state.flow.peer_restarted(now, incarnation);
         }
         self.act(now, state);
