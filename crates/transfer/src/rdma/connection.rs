@@ -87,6 +87,8 @@ pub(super) struct Peer {
     pub(super) at: PortAddress,
     pub(super) queue_pairs: Vec<Qpn>,
     pub(super) start_psn: Vec<Psn>,
+    /// It does not say where its queue pairs start, nor look where ours do, as Mooncake: they expect 0.
+    pub(super) expects_zero: bool,
     pub(super) path_mtu: Mtu,
     /// What all queue pairs together may have in flight to it.
     pub(super) receive_share: Option<u64>,
@@ -170,7 +172,7 @@ impl Unconnected {
             queue_pair.modify(&ready_to_receive).map_err(FailureReason::Modify)?;
             let ready_to_send = QueuePairAttributes {
                 state: Some(QueuePairState::ReadyToSend),
-                send_psn: Some(*send_psn),
+                send_psn: Some(if peer.expects_zero { Psn::new(0) } else { *send_psn }),
                 timeout: Some(acknowledge_timeout),
                 retry_count: Some(self.retry_count),
                 rnr_retry: Some(RNR_RETRY),
@@ -214,7 +216,8 @@ impl Peer {
         };
         let queue_pairs = numbers.iter().map(|&number| Qpn::new(number)).collect();
         let receive_share = handshake.receive_share;
-        Ok(Self { at, queue_pairs, start_psn, path_mtu, receive_share })
+        let expects_zero = handshake.start_psn.is_empty();
+        Ok(Self { at, queue_pairs, start_psn, expects_zero, path_mtu, receive_share })
     }
 
     /// The part of its share that each queue pair gets.
@@ -292,6 +295,7 @@ mod tests {
         let handshake = HandShakeDesc { qp_num: vec![2, 0xff_ffff], ..HandShakeDesc::default() };
         let peer = parse(&handshake).unwrap();
         assert_eq!(peer.start_psn, [Psn::new(0); 2]);
+        assert!(peer.expects_zero);
         assert_eq!(peer.path_mtu, Mtu::B2048);
         assert_eq!(peer.send_window_bytes(), None);
     }
