@@ -131,6 +131,11 @@ pub trait Store: Send + Sync + 'static {
     /// Where an engine answers.
     fn address(&self, name: &str) -> Result<RpcMeta, StoreError>;
 
+    /// Where this start of an engine answers, if that is known without a question. Does not block.
+    fn known_address(&self, _name: &str, _incarnation: Option<u64>) -> Option<RpcMeta> {
+        None
+    }
+
     /// The JSON text of this engine's descriptor, for peers that ask this process for it; `None`
     /// when they must ask the store.
     fn local_segment(&self) -> Option<Arc<[u8]>>;
@@ -248,6 +253,10 @@ impl Store for PeerToPeer {
 
     fn address(&self, name: &str) -> Result<RpcMeta, StoreError> {
         Ok(RpcMeta { address: name.parse()?, incarnation: None })
+    }
+
+    fn known_address(&self, name: &str, _incarnation: Option<u64>) -> Option<RpcMeta> {
+        self.address(name).ok()
     }
 
     fn local_segment(&self) -> Option<Arc<[u8]>> {

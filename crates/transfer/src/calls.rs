@@ -29,6 +29,19 @@ struct Messages {
     none: Condvar,
 }
 
+/// A message of an application, until it was answered: [`Calls::stop`] waits for it.
+pub(crate) struct Message(Arc<Messages>);
+
+impl Drop for Message {
+    fn drop(&mut self) {
+        let mut count = self.0.count();
+        *count -= 1;
+        if *count == 0 {
+            self.0.none.notify_all();
+        }
+    }
+}
+
 impl Messages {
     fn count(&self) -> MutexGuard<'_, usize> {
         self.count.lock().unwrap_or_else(PoisonError::into_inner)
@@ -59,17 +72,17 @@ impl Calls {
         }
     }
 
-    /// As [`Calls::call`], with a message of an application: `stop` waits for it.
-    pub(crate) fn deliver(&self, address: &HostPort, frame: Frame, done: Done) {
+    /// Counts a message of an application that is to be delivered.
+    pub(crate) fn message(&self) -> Message {
         *self.messages.count() += 1;
-        let messages = Arc::clone(&self.messages);
+        Message(Arc::clone(&self.messages))
+    }
+
+    /// As [`Calls::call`], with such a message.
+    pub(crate) fn deliver(&self, message: Message, address: &HostPort, frame: Frame, done: Done) {
         let told = move |result| {
             done(result);
-            let mut count = messages.count();
-            *count -= 1;
-            if *count == 0 {
-                messages.none.notify_all();
-            }
+            drop(message);
         };
         self.call(address, frame, self.timeout, Box::new(told));
     }
@@ -129,7 +142,10 @@ mod tests {
         };
         // One may be answered as fast as that.
         assert!((0..20).any(|_| !fared(call)));
-        assert!((0..20).all(|_| fared(Calls::deliver)));
+        let deliver = |calls: &Calls, address: &HostPort, frame, done| {
+            calls.deliver(calls.message(), address, frame, done);
+        };
+        assert!((0..20).all(|_| fared(deliver)));
     }
 
     #[test]
@@ -141,7 +157,12 @@ mod tests {
         let (tell, told) = mpsc::channel();
         let done =
             Box::new(move |result: Result<Frame, CallError>| tell.send(result.is_ok()).unwrap());
-        calls.deliver(&address, Frame::new(FrameType::Probe, b"{}".to_vec()), done);
+        calls.deliver(
+            calls.message(),
+            &address,
+            Frame::new(FrameType::Probe, b"{}".to_vec()),
+            done,
+        );
         calls.stop();
         assert!(!told.recv().unwrap());
     }

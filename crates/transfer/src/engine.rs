@@ -22,6 +22,7 @@ use crate::control_port::ControlPort;
 use crate::copier::Copier;
 use crate::listen::listen;
 use crate::local::LocalTransport;
+use crate::lookups::Lookups;
 use crate::memory::Memory;
 use crate::metrics::Counters;
 use crate::notify::{Inbox, is_taken};
@@ -78,6 +79,7 @@ pub(crate) struct Inner {
     copier: Arc<Copier>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) calls: Arc<Calls>,
+    pub(crate) lookups: Arc<Lookups>,
     pub(crate) inbox: Inbox,
     nvmeof: OnceLock<Arc<NvmeofTransport>>,
     /// What those who wait work on, of the transports `tcp` and `relay`.
@@ -144,6 +146,7 @@ impl TransferEngine {
             policy_file: config.policy_file,
             default_port: config.default_port.filter(|_| store.is_local()),
             client,
+            lookups: Arc::new(Lookups::new(Arc::clone(&store))),
             store,
             memory,
             installing: RwLock::default(),
@@ -282,9 +285,8 @@ impl fmt::Debug for TransferEngine {
 
 impl Drop for TransferEngine {
     fn drop(&mut self) {
-        // First those who could begin something new, then what was begun, then the memory.
-        self.control = None;
-        self.inner.stop();
+        let control = &mut self.control;
+        self.inner.stop(|| *control = None);
     }
 }
 
@@ -374,12 +376,17 @@ impl Inner {
         })
     }
 
-    fn stop(&self) {
+    /// Begins nothing new, and ends what was begun, then the memory.
+    fn stop(&self, close_port: impl FnOnce()) {
         self.stopped.store(true, Ordering::Release);
         let _installing = self.installing();
-        self.withdraw();
+        let files = self.file_names();
         self.transports().iter().for_each(|transport| transport.stop());
+        // Not before: who is refused there takes this process for dead, and its memory for out of reach.
+        close_port();
+        self.withdraw(&files);
         self.calls.stop();
+        self.lookups.stop();
         let mut regions = self.memory.regions.write().unwrap_or_else(PoisonError::into_inner);
         let ended = std::mem::take(&mut *regions);
         // Their ends wait for others, which may ask for one.

@@ -52,6 +52,7 @@ mod gpu;
 mod keys;
 mod listen;
 mod local;
+mod lookups;
 mod memory;
 mod metrics;
 mod notify;

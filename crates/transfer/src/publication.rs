@@ -142,11 +142,10 @@ impl Inner {
     }
 
     /// Takes the descriptors back, those of files too. The engine has been stopped, so that none follows.
-    pub(crate) fn withdraw(&self) {
+    pub(crate) fn withdraw(&self, files: &[String]) {
         let published = self.publication.published.lock();
         let _published = published.unwrap_or_else(PoisonError::into_inner);
         let _at_server = self.at_server();
-        let files = self.file_names();
         files.iter().for_each(|name| drop(self.store.withdraw_segment(name)));
         let _ = self.store.withdraw_segment(self.name());
         let _ = self.store.withdraw_address(self.name());

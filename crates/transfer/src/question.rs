@@ -4,13 +4,11 @@
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
 use std::time::Duration;
 
 use millstream_metadata::{
     CallError, CallErrorKind, Frame, FrameType, HandShakeDesc, HostPort, SegmentDesc,
 };
-use millstream_net::ends_between_forks;
 
 use crate::calls::Calls;
 use crate::engine::Inner;
@@ -60,29 +58,15 @@ impl Inner {
         who: impl Fn(&Frame) -> Option<u64> + Send + Sync + 'static,
         done: impl FnOnce(Option<Frame>) + Send + 'static,
     ) {
-        let (own, segment) = (self.own.clone(), Arc::clone(segment));
-        let ask = move || {
-            let found = own.upgrade().map(|engine| (engine.address_of(&segment), engine));
-            let Some((Ok(name), engine)) = found else { return done(None) };
-            let calls = Arc::clone(&engine.calls);
-            // What is told may be told here, and drop the engine.
-            drop(engine);
-            let descriptor = segment.descriptor();
-            let incarnation = descriptor.incarnation;
+        let (calls, descriptor) = (Arc::clone(&self.calls), segment.descriptor());
+        let incarnation = descriptor.incarnation;
+        self.lookups.address(&segment.name, incarnation, move |found| {
+            let Ok(name) = found else { return done(None) };
             let others = others(&descriptor, &name);
             let is_it = move |reply: &Frame| incarnation.is_some() && who(reply) == incarnation;
             let patience = PATIENCE.min(calls.timeout());
             ask(&calls, Question { name, others, frame }, (SILENT, patience), is_it, done);
-        };
-        if self.store.is_local() {
-            return ask();
-        }
-        // A metadata server may take its time to say where that is. Without a thread `done` is dropped.
-        let started =
-            thread::Builder::new().name("fail-over".to_owned()).spawn(ends_between_forks(ask));
-        if let Err(error) = started {
-            tracing::warn!(%error, "a peer is not asked");
-        }
+        });
     }
 }
 

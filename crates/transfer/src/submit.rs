@@ -248,17 +248,21 @@ impl Inner {
             }
             return;
         }
-        let address = match self.segments.by_id(target).map(|open| self.address_of(&open)) {
-            Some(Ok(address)) => address,
-            Some(Err(error)) => return tracing::warn!(%error, "a message is lost"),
-            None => return tracing::warn!(?target, "a message is lost: its segment was closed"),
+        let Some(open) = self.segments.by_id(target) else {
+            return tracing::warn!(?target, "a message is lost: its segment was closed");
         };
         let done = |reply: Result<Frame, CallError>| match reply {
             Ok(reply) if is_taken(&reply) => {}
             Ok(_) => tracing::warn!("a message is lost: its peer refused it"),
             Err(error) => tracing::warn!(%error, "a message is lost"),
         };
-        self.calls.deliver(&address, message.frame(), Box::new(done));
+        let (frame, counted, calls) =
+            (message.frame(), self.calls.message(), Arc::clone(&self.calls));
+        // Others wait for this thread: it waits for no metadata server.
+        self.lookups.address(&open.name, open.descriptor().incarnation, move |found| match found {
+            Ok(address) => calls.deliver(counted, &address, frame, Box::new(done)),
+            Err(error) => tracing::warn!(%error, "a message is lost"),
+        });
     }
 
     /// Finds both ends of each request. Those that lie in the same memory as the one before, as most do,

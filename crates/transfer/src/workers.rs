@@ -1,5 +1,4 @@
-//! Threads for what takes a while, as making and resetting queue pairs, but waits for no peer. They are
-//! started when needed.
+//! Threads for what takes a while, as making and resetting queue pairs. They are started when needed.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -12,6 +11,8 @@ pub(crate) type Job = Box<dyn FnOnce() + Send>;
 /// A pool of threads. Dropping it does the jobs that are queued and waits for them.
 pub(crate) struct Workers {
     shared: Arc<Shared>,
+    /// Of each thread.
+    name: &'static str,
     limit: usize,
 }
 
@@ -30,9 +31,9 @@ struct State {
 }
 
 impl Workers {
-    /// Up to `limit` threads.
-    pub(crate) fn new(limit: usize) -> Self {
-        Self { shared: Arc::default(), limit }
+    /// Up to `limit` threads of this name.
+    pub(crate) fn new(name: &'static str, limit: usize) -> Self {
+        Self { shared: Arc::default(), name, limit }
     }
 
     /// Has a thread do `job`. Gives it back when no thread is there and none can be started, or the
@@ -44,11 +45,11 @@ impl Workers {
         }
         if state.idle <= state.queue.len() && state.threads.len() < self.limit {
             let shared = Arc::clone(&self.shared);
-            let thread = thread::Builder::new().name("rdma-work".to_owned());
+            let thread = thread::Builder::new().name(self.name.to_owned());
             match thread.spawn(ends_between_forks(move || shared.work())) {
                 Ok(thread) => state.threads.push(thread),
                 Err(error) if state.threads.is_empty() => {
-                    tracing::error!(%error, "cannot start a thread to connect to peers");
+                    tracing::error!(%error, self.name, "cannot start a thread");
                     return Err(job);
                 }
                 Err(_) => {}
@@ -117,7 +118,7 @@ mod tests {
 
     #[test]
     fn jobs_run_side_by_side_up_to_the_limit() {
-        let workers = Workers::new(2);
+        let workers = Workers::new("work", 2);
         let barrier = Arc::new(Barrier::new(2));
         let (done, results) = mpsc::channel();
         for number in 0..6 {

@@ -16,7 +16,7 @@ use millstream_metadata::{
 };
 use millstream_transfer::{
     Config, FailureReason, FileOptions, InstallError, Notification, NvmeofConfig, Opcode,
-    RdmaConfig, RegisterError, SegmentError, TcpConfig, TransferEngine,
+    RdmaConfig, RegisterError, SegmentError, SubmitOptions, TcpConfig, TransferEngine,
 };
 
 /// A metadata server in this process.
@@ -32,6 +32,11 @@ struct State {
     /// Puts wait as long as this is so.
     holds_puts: bool,
     waiting: usize,
+    /// And these.
+    holds_gets: bool,
+    holds_removes: bool,
+    /// Removes that wait.
+    removing: usize,
     puts: usize,
 }
 
@@ -79,7 +84,7 @@ impl MapServer {
 
 impl KeyValue for MapServer {
     fn get(&self, key: &str) -> Result<Option<Vec<u8>>, KeyValueError> {
-        let state = self.state();
+        let state = self.wait(|state| !state.holds_gets);
         self.check(&state, key)?;
         Ok(state.entries.get(key).cloned())
     }
@@ -101,7 +106,9 @@ impl KeyValue for MapServer {
     }
 
     fn remove(&self, key: &str) -> Result<(), KeyValueError> {
-        let mut state = self.state();
+        self.change(|state| state.removing += 1);
+        let mut state = self.wait(|state| !state.holds_removes);
+        state.removing -= 1;
         self.check(&state, key)?;
         state.entries.remove(key);
         Ok(())
@@ -182,6 +189,95 @@ fn a_target_that_closes_tells_initiators_whose_names_are_no_addresses() {
         assert!(matches!(error.reason, FailureReason::Closed), "{index}: {error}");
         assert!(took.own() < Duration::from_millis(200), "{index}: {took}");
     }
+}
+
+/// Two engines with a device each, and a segment of the first.
+fn pair(server: &MapServer) -> (TransferEngine, TransferEngine) {
+    let (target, initiator) = (server.engine("node-a"), server.engine("node-b"));
+    for engine in [&target, &initiator] {
+        engine.install_rdma(RdmaConfig::new(&[engine.listening_at().ip()])).unwrap();
+    }
+    (target, initiator)
+}
+
+/// It accepts what it is asked, and never answers.
+#[test]
+fn fences_and_messages_wait_for_no_metadata_server() {
+    const LENGTH: usize = 4 << 20;
+    let server = MapServer::default();
+    let (target, initiator) = pair(&server);
+    let _theirs = shared(&target, LENGTH);
+    let ours = private(&initiator, LENGTH);
+    let segment = initiator.open_segment("node-a").unwrap();
+    let write = request(Opcode::Write, (&ours, 0), &segment, 0, LENGTH as u64);
+    initiator.submit_and_wait(&[write], LONG).unwrap();
+    server.change(|state| state.holds_gets = true);
+    let batch = initiator.allocate_batch(64).unwrap();
+    initiator.submit(&batch, &[write; 64]).unwrap();
+    wait_for_first_bytes(&initiator, &batch);
+    let canceled = (0..64).filter(|&index| initiator.cancel(&batch, index).unwrap()).count();
+    assert!(canceled > 0);
+    assert!(initiator.wait(&batch, LONG));
+    for status in initiator.statuses(&batch) {
+        assert!(!status.target_undefined, "the target has confirmed it: {status:?}");
+    }
+    let message = Notification { name: "n".to_owned(), text: "t".to_owned() };
+    let options = SubmitOptions { notify: Some(message.clone()), ..SubmitOptions::default() };
+    let batch = initiator.submit_new(&[write], &options).unwrap();
+    assert!(initiator.wait(&batch, LONG));
+    let mut came = Vec::new();
+    let stopwatch = Stopwatch::start();
+    while came.is_empty() && stopwatch.took().own() < LONG {
+        came = target.take_notifications();
+        thread::yield_now();
+    }
+    assert_eq!(came, [message]);
+    server.change(|state| state.holds_gets = false);
+}
+
+/// The address of the target was never asked for: data goes over TCP.
+#[test]
+fn a_message_to_who_is_not_known_yet_holds_up_no_transfer() {
+    let server = MapServer::default();
+    let (target, initiator) = (server.engine("node-a"), server.engine("node-b"));
+    for engine in [&target, &initiator] {
+        engine.install_tcp(TcpConfig::default()).unwrap();
+    }
+    let _theirs = shared(&target, 100);
+    let ours = private(&initiator, 100);
+    let segment = initiator.open_segment("node-a").unwrap();
+    server.change(|state| state.holds_gets = true);
+    let write = request(Opcode::Write, (&ours, 0), &segment, 0, 100);
+    let message = Notification { name: "n".to_owned(), text: "t".to_owned() };
+    let options = SubmitOptions { notify: Some(message.clone()), ..SubmitOptions::default() };
+    let batch = initiator.submit_new(&[write], &options).unwrap();
+    assert!(initiator.wait(&batch, LONG));
+    initiator.submit_and_wait(&[write], LONG).unwrap();
+    assert!(target.take_notifications().is_empty());
+    server.change(|state| state.holds_gets = false);
+    // It arrives before the end.
+    drop(initiator);
+    assert_eq!(target.take_notifications(), [message]);
+}
+
+/// Its entries cannot be taken back: that the server is silent changes nothing of what its peers may do.
+#[test]
+fn what_peers_have_begun_is_over_before_a_target_is_not_there_any_more() {
+    let server = MapServer::default();
+    let (target, initiator) = pair(&server);
+    let theirs = shared(&target, 100);
+    let ours = private(&initiator, 100);
+    let segment = initiator.open_segment("node-a").unwrap();
+    let write = request(Opcode::Write, (&ours, 0), &segment, 0, 100);
+    initiator.submit_and_wait(&[write], LONG).unwrap();
+    server.change(|state| state.holds_removes = true);
+    let ending = thread::spawn(move || drop(target));
+    drop(server.wait(|state| state.removing > 0));
+    ours.write(0, &[9; 100]).unwrap();
+    initiator.submit_and_wait(&[write], LONG).unwrap_err();
+    assert_eq!(contents(&theirs, 0, 100), [0; 100]);
+    server.change(|state| state.holds_removes = false);
+    ending.join().unwrap();
 }
 
 #[test]

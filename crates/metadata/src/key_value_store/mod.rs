@@ -340,6 +340,12 @@ impl<K: KeyValue> Store for KeyValueStore<K> {
         }
     }
 
+    fn known_address(&self, name: &str, incarnation: Option<u64>) -> Option<RpcMeta> {
+        let known = self.shared.known().get(name).cloned()?;
+        // Another start of it may answer elsewhere. Mooncake does not say which it is.
+        (known.incarnation.is_some() && known.incarnation == incarnation).then_some(known)
+    }
+
     fn local_segment(&self) -> Option<Arc<[u8]>> {
         None
     }

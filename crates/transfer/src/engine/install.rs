@@ -27,6 +27,7 @@ impl TransferEngine {
             control_address: control_port::without_name(&inner.address, self.address),
             incarnation: inner.incarnation,
             calls: Arc::clone(&inner.calls),
+            lookups: Arc::clone(&inner.lookups),
             slice_length: inner.slice_length,
             fragment_ratio: inner.fragment_ratio,
             policy: inner.policy,

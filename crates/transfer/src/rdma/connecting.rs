@@ -4,7 +4,9 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millstream_metadata::{CallError, CallErrorKind, Frame, FrameType, HandShakeDesc, NicPath};
+use millstream_metadata::{
+    CallError, CallErrorKind, Frame, FrameType, HandShakeDesc, HostPort, NicPath,
+};
 use millstream_transfer_core::RailId;
 
 use super::connection::{self, Unconnected};
@@ -71,7 +73,8 @@ impl Peer {
                 Ok(None) => {}
                 Err(reason) => peer.not_connected(rail, epoch, reason),
             }
-        })
+        });
+        Ok(())
     }
 
     /// Asks the peer to confirm that nothing of a connection can arrive any more.
@@ -79,34 +82,29 @@ impl Peer {
         let request = HandShakeDesc { fence: true, epoch: Some(epoch), ..self.greeting(rail) };
         // What has just failed is no way to ask.
         let failed = self.rails.get(usize::from(rail.0)).map(|way| way.at.ip);
-        let asked = self.ask_peer(request, QUESTION_TIMEOUT, failed, move |peer, reply| {
+        self.ask_peer(request, QUESTION_TIMEOUT, failed, move |peer, reply| {
             match reply {
                 Ok(reply) if reply.fenced.is_some_and(|fenced| fenced >= epoch) => {
                     peer.fenced(rail, epoch, true);
                 }
                 // It does not know of fences.
                 Ok(reply) if reply.incarnation.is_none() => peer.fenced(rail, epoch, false),
-                // The flow asks again.
+                // The flow asks again, also where nobody knows where to ask.
                 Ok(_) | Err(_) => {}
             }
         });
-        // So it does when nobody knows where to ask.
-        drop(asked);
     }
 
     /// Asks the peer whether it is there: to fence what was never connected, which changes nothing.
     pub(super) fn ask(&self) {
         let request =
             HandShakeDesc { fence: true, epoch: Some(0), ..self.greeting(RailId(u16::MAX)) };
-        let asked = self.ask_peer(request, QUESTION_TIMEOUT, None, |peer, reply| {
+        self.ask_peer(request, QUESTION_TIMEOUT, None, |peer, reply| {
             peer.asked();
             if reply.is_ok() {
                 peer.leave_to_others();
             }
         });
-        if asked.is_err() {
-            self.asked();
-        }
     }
 
     /// What every handshake from here says.
@@ -135,14 +133,28 @@ impl Peer {
         timeout: Duration,
         avoided: Option<IpAddr>,
         done: impl FnOnce(&Self, Result<HandShakeDesc, FailureReason>) + Send + 'static,
-    ) -> Result<(), FailureReason> {
-        let store = &self.shared.context.store;
-        let meta = store
-            .address(&self.name)
-            .map_err(|error| FailureReason::Handshake(error.to_string()))?;
-        let frame = Frame::new(FrameType::Connection, request.to_json());
+    ) {
         let (own, asked) = (self.own.clone(), self.incarnation());
-        let (place, address) = self.control.choose(self.now(), &meta.address, avoided);
+        self.shared.context.lookups.address(&self.name, asked, move |found| {
+            let Some(own) = own.upgrade() else { return };
+            match found {
+                Ok(name) => own.ask_at(&name, request, (timeout, avoided, asked), done),
+                Err(error) => done(&own, Err(FailureReason::Handshake(error.to_string()))),
+            }
+        });
+    }
+
+    /// The same of a peer that had this incarnation, and whose name leads there.
+    fn ask_at(
+        &self,
+        name: &HostPort,
+        request: HandShakeDesc,
+        (timeout, avoided, asked): (Duration, Option<IpAddr>, Option<u64>),
+        done: impl FnOnce(&Self, Result<HandShakeDesc, FailureReason>) + Send + 'static,
+    ) {
+        let frame = Frame::new(FrameType::Connection, request.to_json());
+        let own = self.own.clone();
+        let (place, address) = self.control.choose(self.now(), name, avoided);
         let answered = move |reply: Result<Frame, CallError>| {
             let Some(own) = own.upgrade() else { return };
             // Whoever makes the call has others to make.
@@ -152,7 +164,6 @@ impl Peer {
             });
         };
         self.shared.context.calls.call(&address, frame, timeout, Box::new(answered));
-        Ok(())
     }
 
     /// What a peer that had this incarnation has answered at this one of its addresses.

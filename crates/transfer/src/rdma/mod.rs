@@ -170,7 +170,7 @@ impl RdmaTransport {
         let timer = Timer::start(clock);
         let timer = timer.inspect_err(|_| drop(accepted.stop())).map_err(InstallError::Thread)?;
         let shared = Arc::new(Shared {
-            workers: Workers::new(WORKERS),
+            workers: Workers::new("rdma-work", WORKERS),
             config,
             context,
             devices,
@@ -526,12 +526,14 @@ impl Transport for RdmaTransport {
         let peers = mem::take(&mut *self.peers.lock().unwrap_or_else(PoisonError::into_inner));
         let connected = peers.values().filter(|peer| peer.stop() && peer.has_incarnation);
         let context = &self.shared.context;
-        let others = connected.filter(|peer| *peer.name != *context.engine);
-        let others: Vec<_> = others.map(|peer| &peer.name).collect();
+        let others: Vec<_> = connected.filter(|peer| *peer.name != *context.engine).collect();
         let initiators = self.accepted.stop().into_iter();
         let initiators = initiators.map(|at| HostPort::from_address(at.ip(), at.port()));
         // A server may have to be asked, which those do not wait for who are told first.
-        let known = others.into_iter().filter_map(|name| context.store.address(name).ok());
+        let known = others.into_iter().filter_map(|peer| {
+            let known = context.store.known_address(&peer.name, peer.incarnation());
+            known.or_else(|| context.store.address(&peer.name).ok())
+        });
         let addresses = initiators.chain(known.map(|meta| meta.address));
         accepted::tell(&context.calls, context.incarnation, addresses);
         let asking = self.asking.lock().unwrap_or_else(PoisonError::into_inner).take();

@@ -10,6 +10,7 @@ use super::timer::{Clock, Timer};
 use super::work::Works;
 use crate::calls::Calls;
 use crate::engine::Inner;
+use crate::lookups::Lookups;
 use crate::workers::Workers;
 use crate::{Policy, RdmaConfig};
 
@@ -21,6 +22,7 @@ pub(crate) struct RdmaContext {
     pub(crate) control_address: SocketAddr,
     pub(crate) incarnation: u64,
     pub(crate) calls: Arc<Calls>,
+    pub(crate) lookups: Arc<Lookups>,
     pub(crate) store: Arc<dyn Store>,
     pub(crate) slice_length: usize,
     pub(crate) fragment_ratio: usize,
