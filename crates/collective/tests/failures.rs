@@ -3,39 +3,44 @@
 mod common;
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{IpAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
-use common::{Cluster, PATIENCE, address, each, join_all, leave, on_both, start_controller};
+use common::{
+    Cluster, PATIENCE, address, device, each, join_all, leave, on_both, start_controller,
+};
 use millstream_collective::{
     Awaited, Call, CollectiveError, Communicator, JoinConfig, JoinError, ReduceOperation, Refusal,
     Waiting,
 };
-use millstream_inc::CommunicatorOptions;
 use millstream_inc::protocol::{
-    AbortReason, Commanded, FallbackOffer, FrameDecoder, FromController, Hello, ToController,
+    AbortReason, Commanded, FallbackOffer, FrameDecoder, FromController, Hello, Plan, ToController,
     encode,
 };
+use millstream_inc::{CommunicatorOptions, Violation};
 use millstream_lab::Stopwatch;
-use millstream_verbs::{Mtu, Psn, Qpn};
+use millstream_verbs::{
+    Access, Mtu, Piece, Psn, Qpn, QueuePair, QueuePairAttributes, QueuePairCapabilities,
+    QueuePairState, SendOperation, SendRequest,
+};
 
 use ReduceOperation::Sum;
 
 /// The bound that callers are promised, from the death of someone to the error.
 const BOUND: Duration = Duration::from_secs(5);
 
-/// A host that joins as it should, and then does nothing: no queue pair, no answers.
+/// A host that joins as it should, and then does nothing by itself: no queue pair that it did not bring along, no answers.
 struct Dummy {
     stream: TcpStream,
     decoder: FrameDecoder,
 }
 
 impl Dummy {
-    fn join(cluster: &Cluster, group: &str, world: u32, rank: u32) -> Self {
+    fn join(cluster: &Cluster, group: &str, world: u32, rank: u32, address: IpAddr) -> Self {
         let stream = TcpStream::connect(cluster.controller).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let dummy = Self { stream, decoder: FrameDecoder::new() };
-        let (group, address) = (group.to_owned(), address());
+        let group = group.to_owned();
         let (timeout_ms, same_machine, more_addresses) = (30_000, None, Vec::new());
         let options = CommunicatorOptions::default();
         let hello = Hello {
@@ -75,10 +80,10 @@ impl Dummy {
         }
     }
 
-    /// Plays along until the communicator is ready.
-    fn get_ready(&mut self) {
+    /// Plays along until the communicator is ready, for which it has this queue pair.
+    fn get_ready(&mut self, qpn: Qpn) -> Plan {
         assert!(matches!(self.hear(), FromController::GroupReady { .. }));
-        let (qpn, psn) = (Qpn::new(77), Psn::new(0));
+        let psn = Psn::new(0);
         self.say(&ToController::Connect {
             qpn,
             psn,
@@ -88,18 +93,64 @@ impl Dummy {
         });
         let FromController::Plan(plan) = self.hear() else { panic!("a plan") };
         assert!(plan.receive_share.is_some(), "the switch has told how much it has room for");
+        plan
     }
 }
 
 /// A group of which the last rank is a dummy.
 fn with_dummy(cluster: &Cluster, group: &str, world: u32) -> (Vec<Communicator>, Dummy) {
-    let mut dummy = Dummy::join(cluster, group, world, world - 1);
+    let (ranks, dummy, _) = with_dummy_at(cluster, group, world, address(), Qpn::new(77));
+    (ranks, dummy)
+}
+
+/// As above, at this address and with this queue pair; and how that is to be connected.
+fn with_dummy_at(
+    cluster: &Cluster,
+    group: &str,
+    world: u32,
+    address: IpAddr,
+    qpn: Qpn,
+) -> (Vec<Communicator>, Dummy, Plan) {
+    let mut dummy = Dummy::join(cluster, group, world, world - 1, address);
     let configs = (0..world - 1).map(|rank| cluster.config(group, world, rank)).collect();
     std::thread::scope(|scope| {
         let ranks = scope.spawn(|| join_all(configs));
-        dummy.get_ready();
-        (ranks.join().unwrap().into_iter().map(Result::unwrap).collect(), dummy)
+        let plan = dummy.get_ready(qpn);
+        (ranks.join().unwrap().into_iter().map(Result::unwrap).collect(), dummy, plan)
     })
+}
+
+/// Connects a dummy's queue pair to its switch.
+fn connect(pair: &QueuePair, plan: &Plan) {
+    let none = QueuePairAttributes::default();
+    for step in [
+        QueuePairAttributes {
+            state: Some(QueuePairState::Initialized),
+            access: Some(Access::LOCAL_WRITE | Access::REMOTE_WRITE),
+            ..none
+        },
+        QueuePairAttributes {
+            state: Some(QueuePairState::ReadyToReceive),
+            remote_address: Some(plan.address),
+            path_mtu: Some(plan.path_mtu),
+            destination_qpn: Some(plan.qpn),
+            receive_psn: Some(plan.psn),
+            responder_resources: Some(0),
+            minimum_rnr_timer: Some(1),
+            ..none
+        },
+        QueuePairAttributes {
+            state: Some(QueuePairState::ReadyToSend),
+            send_psn: Some(Psn::new(0)),
+            timeout: Some(17),
+            retry_count: Some(7),
+            rnr_retry: Some(7),
+            initiator_depth: Some(1),
+            ..none
+        },
+    ] {
+        pair.modify(&step).unwrap();
+    }
 }
 
 /// Starts a collective on every rank, lets something happen, and gives the errors.
@@ -165,6 +216,27 @@ fn a_rank_that_dies_in_the_middle_is_named_to_the_others() {
         assert_eq!(vector, [3; 3]);
     });
     leave(others);
+}
+
+#[test]
+fn a_rank_that_breaks_the_protocol_is_named_for_that_and_not_as_lost() {
+    let (cluster, device) = (Cluster::start(1), device());
+    let completions = device.create_completion_queue(16).unwrap();
+    let domain = device.allocate_protection_domain();
+    let capabilities = QueuePairCapabilities::new(1, 1);
+    let pair = domain.create_queue_pair(&completions, &completions, capabilities).unwrap();
+    let (mut ranks, _dummy, plan) =
+        with_dummy_at(&cluster, "breach", 3, device.address(), pair.number());
+    connect(&pair, &plan);
+    // No switch takes a READ: its end of the connection breaks, and it knows why.
+    let read = SendOperation::Read { remote_address: 0, remote_key: 0 };
+    let errors = errors_after(&mut ranks, || {
+        pair.post_send(&[SendRequest::new(0, read, [Piece::default()])]).unwrap();
+    });
+    let what = format!("rank 2 broke the protocol: {}", Violation::Request);
+    for error in errors {
+        assert_eq!(error, CollectiveError::Protocol(what.clone()));
+    }
 }
 
 #[test]

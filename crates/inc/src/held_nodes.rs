@@ -175,7 +175,7 @@ mod tests {
 
     use super::*;
     use crate::protocol::SwitchChild;
-    use crate::{CommunicatorOptions, Ranks};
+    use crate::{CommunicatorOptions, Ranks, Violation};
 
     const HERE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
     const ABOVE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
@@ -208,8 +208,13 @@ mod tests {
         nodes.introduction("s".into(), HERE, limits)
     }
 
+    /// The connection to one of the children of `create` ends like this.
+    fn broken(communicator: u64, rank: u32, status: CompletionStatus) -> SwitchEvent {
+        SwitchEvent::ChildLost { communicator, rank, is_switch: rank == 1, status }
+    }
+
     fn lost(communicator: u64, rank: u32) -> SwitchEvent {
-        SwitchEvent::ChildLost { communicator, rank, status: CompletionStatus::RetryExceeded }
+        broken(communicator, rank, CompletionStatus::RetryExceeded)
     }
 
     #[test]
@@ -280,6 +285,30 @@ mod tests {
                 panic!("{:?}", nodes.next_untold())
             };
             assert_eq!(switch, named);
+        }
+    }
+
+    #[test]
+    fn who_breaks_the_protocol_is_told_as_that_and_a_switch_by_its_address() {
+        for (status, violation) in [
+            (CompletionStatus::RemoteAccess, Violation::Destination),
+            (CompletionStatus::ReceiverNotReadyExceeded, Violation::Receives),
+            (CompletionStatus::BadResponse, Violation::Response),
+            (CompletionStatus::Flushed, Violation::Request),
+        ] {
+            let told = |rank| {
+                let mut nodes = HeldNodes::new(7);
+                nodes.made(&create(3));
+                // As a switch says it.
+                nodes.happened(&broken(3, rank, status));
+                nodes.happened(&SwitchEvent::Violation { communicator: 3, rank, violation });
+                nodes.next_untold()
+            };
+            let report = SwitchReport::Violation { rank: 0, detail: violation.to_string() };
+            assert_eq!(told(0), Some((3, report)));
+            let detail = format!("its connection to the switch broke: {status}");
+            let report = SwitchReport::PeerLost { rank: 1, detail, switch: Some(HERE) };
+            assert_eq!(told(1), Some((3, report)));
         }
     }
 

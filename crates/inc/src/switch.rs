@@ -81,12 +81,15 @@ impl SwitchConfig {
 /// Something that whoever controls the switch should know.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum SwitchEvent {
-    /// The connection to a child broke, and with it the communicator.
+    /// The connection to a child broke, and with it the communicator. Unless the child is silent, what it has done follows as a
+    /// [`SwitchEvent::Violation`].
     ChildLost {
         /// The communicator.
         communicator: u64,
         /// The child.
         rank: u32,
+        /// Whether the child is a switch, and that its lowest rank.
+        is_switch: bool,
         /// How its connection ended.
         status: CompletionStatus,
     },
@@ -361,17 +364,19 @@ impl SwitchNode {
             return;
         }
         let id = communicator.id;
-        let rank = communicator.children.get(child).map(|child| child.rank);
+        let lost = communicator.children.get(child).map(|child| (child.rank, child.is_switch));
         if communicator.aborted().is_none() {
-            let abort = match (rank, broken_by(status)) {
-                (Some(rank), Some(violation)) => Abort::Violation { rank, violation },
-                (Some(rank), None) => Abort::PeerLost { rank },
+            let abort = match (lost, broken_by(status)) {
+                (Some((rank, _)), Some(violation)) => Abort::Violation { rank, violation },
+                (Some((rank, _)), None) => Abort::PeerLost { rank },
                 (None, _) => Abort::ParentLost,
             };
             let progress = communicator.abort(abort);
             memory.mark(index, progress);
-            self.events.push_back(match rank {
-                Some(rank) => SwitchEvent::ChildLost { communicator: id, rank, status },
+            self.events.push_back(match lost {
+                Some((rank, is_switch)) => {
+                    SwitchEvent::ChildLost { communicator: id, rank, is_switch, status }
+                }
                 None => SwitchEvent::ParentLost { communicator: id, status },
             });
         }

@@ -290,7 +290,9 @@ fn who_breaks_the_protocol_is_named_and_the_others_go_free() {
         };
         let communicator = COMMUNICATOR;
         let mut why = vec![SwitchEvent::Violation { communicator, rank: 0, violation }];
-        why.extend(status.map(|status| SwitchEvent::ChildLost { communicator, rank: 0, status }));
+        let (rank, is_switch) = (0, false);
+        let lost = |status| SwitchEvent::ChildLost { communicator, rank, is_switch, status };
+        why.extend(status.map(lost));
         check_events(&mut network, &why, abort);
         // The offender hears of it in one way or the other (its worker knows nothing of what it
         // sent, and finds answers to it odd).
@@ -381,6 +383,7 @@ fn a_rank_that_dies_is_named_to_the_others_in_time() {
     let why = [SwitchEvent::ChildLost {
         communicator: COMMUNICATOR,
         rank: 1,
+        is_switch: false,
         status: CompletionStatus::RetryExceeded,
     }];
     check_events(&mut network, &why, Abort::PeerLost { rank: 1 });
@@ -623,7 +626,8 @@ fn a_rank_in_send_mode_is_asked_and_what_it_is_owed_does_not_suffer() {
     network.hosts[1].dead = true;
     network.run_until("the switch has noticed", |network| !network.events.is_empty());
     let status = CompletionStatus::RetryExceeded;
-    let lost = SwitchEvent::ChildLost { communicator: COMMUNICATOR, rank: 1, status };
+    let (communicator, rank, is_switch) = (COMMUNICATOR, 1, false);
+    let lost = SwitchEvent::ChildLost { communicator, rank, is_switch, status };
     assert_eq!(network.events[0], lost);
 }
 

@@ -34,7 +34,7 @@ pub(crate) struct Child {
     /// The lowest rank below it, which stands for it.
     pub(crate) rank: u32,
     pub(super) ranks: Ranks,
-    pub(super) is_switch: bool,
+    pub(crate) is_switch: bool,
     /// Its vectors are laid out as the whole one: of a switch, and of a host with several ranks.
     pub(super) is_whole: bool,
     pub(crate) domain: ProtectionDomainId,

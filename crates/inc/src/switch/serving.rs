@@ -2,9 +2,10 @@
 
 use core::net::IpAddr;
 
+use millstream_roce::CompletionStatus;
 use millstream_wire::Mtu;
 
-use super::{Created, SwitchEvent};
+use super::{Created, SwitchEvent, broken_by};
 use crate::protocol::{
     FromController, SwitchChild, SwitchEdge, SwitchReport, SwitchUplink, ToController,
 };
@@ -88,8 +89,12 @@ impl SwitchEvent {
     /// What the controller is told of it, if something. `above` is the address of the switch above.
     pub fn report(&self, above: Option<IpAddr>) -> Option<SwitchReport> {
         Some(match *self {
+            // The violation that follows says what it has done. Of a switch, that would not name the switch.
+            Self::ChildLost { is_switch: false, status, .. } if broken_by(status).is_some() => {
+                return None;
+            }
             Self::ChildLost { rank, status, .. } => {
-                let detail = format!("it does not answer the switch: {status}");
+                let detail = how_lost("the switch", status);
                 SwitchReport::PeerLost { rank, detail, switch: None }
             }
             Self::Mismatch { mismatch, .. } => {
@@ -105,7 +110,7 @@ impl SwitchEvent {
                 SwitchReport::Overdue { rank, detail: overdue.to_string() }
             }
             Self::ParentLost { status, .. } => {
-                let detail = format!("it does not answer the switch below: {status}");
+                let detail = how_lost("the switch below", status);
                 SwitchReport::ParentLost { address: above?, detail }
             }
             // What is left is to destroy it.
@@ -114,11 +119,18 @@ impl SwitchEvent {
     }
 }
 
+/// How the connection of `switch` to one that is lost has ended, for people.
+fn how_lost(switch: &str, status: CompletionStatus) -> String {
+    match broken_by(status) {
+        None => format!("it does not answer {switch}: {status}"),
+        Some(_) => format!("its connection to {switch} broke: {status}"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use core::net::Ipv4Addr;
 
-    use millstream_roce::CompletionStatus;
     use millstream_wire::{Psn, Qpn};
 
     use super::*;
@@ -226,20 +238,39 @@ mod tests {
             Mismatch { sequence: 1, rank: 2, reference: 0, field, expected: 10, found: 12 };
         let violation = Violation::Window;
         let overdue = |ranks: &[u32]| Overdue::of(1, ranks.iter().copied());
+        let broken = CompletionStatus::RemoteAccess;
+        let child_lost =
+            |is_switch, status| SwitchEvent::ChildLost { communicator, rank: 3, is_switch, status };
+        let peer_lost =
+            |detail: String| Some(SwitchReport::PeerLost { rank: 3, detail, switch: None });
         let events = [
             (
-                SwitchEvent::ChildLost { communicator, rank: 3, status },
-                Some(SwitchReport::PeerLost {
-                    rank: 3,
-                    detail: format!("it does not answer the switch: {silent}"),
-                    switch: None,
-                }),
+                child_lost(false, status),
+                peer_lost(format!("it does not answer the switch: {silent}")),
+            ),
+            // The violation follows.
+            (child_lost(false, broken), None),
+            (child_lost(false, CompletionStatus::Flushed), None),
+            (
+                child_lost(true, status),
+                peer_lost(format!("it does not answer the switch: {silent}")),
+            ),
+            (
+                child_lost(true, broken),
+                peer_lost(format!("its connection to the switch broke: {broken}")),
             ),
             (
                 SwitchEvent::ParentLost { communicator, status },
                 Some(SwitchReport::ParentLost {
                     address: ip(1),
                     detail: format!("it does not answer the switch below: {silent}"),
+                }),
+            ),
+            (
+                SwitchEvent::ParentLost { communicator, status: broken },
+                Some(SwitchReport::ParentLost {
+                    address: ip(1),
+                    detail: format!("its connection to the switch below broke: {broken}"),
                 }),
             ),
             (
