@@ -43,7 +43,7 @@ struct inccl_communicator;
  *
  * and more: tokens, TLS and ways are in docs/inccl.md.
  *
- * While another job has the name, it is waited for, up to 6 s, and the 30 s begin anew.
+ * While another job has the name, it is waited for, up to 6 s of the 30.
  */
 struct inccl_group *inccl_group_create(int world_size, const char *controller_ip, int rank);
 

@@ -1,20 +1,14 @@
 //! Ranks that make communicators together.
 
 use std::hash::{BuildHasher, RandomState};
-use std::time::{Duration, Instant, SystemTime};
-use std::{process, thread};
+use std::process;
+use std::time::SystemTime;
 
 use millstream_inc::protocol::{MAX_NAME_BYTES, Refusal};
 
 use crate::join::{JoinConfig, Waiting};
+use crate::joining::is_rank_taken;
 use crate::{Communicator, JoinError};
-
-/// How long a name that others have is waited for: a run before this one may be about to end, or its death be
-/// noticed.
-const TAKEN: Duration = Duration::from_secs(6);
-
-/// Between attempts.
-const RETRY: Duration = Duration::from_millis(50);
 
 /// The ranks of a job, which make communicators, one after the other.
 ///
@@ -32,8 +26,8 @@ pub struct Group {
 }
 
 impl Group {
-    /// Returns when all ranks have called it. When the name is taken, waits up to 6 s for it: for the end of a run before
-    /// this one.
+    /// Returns when all ranks have called it. When the name is taken, waits up to 6 s of the time that there is for it: for the
+    /// end of a run before this one.
     pub fn create(config: &JoinConfig) -> Result<Self, JoinError> {
         Self::create_reporting(config, |_| {})
     }
@@ -43,18 +37,10 @@ impl Group {
         config: &JoinConfig,
         mut waiting: impl FnMut(&Waiting),
     ) -> Result<Self, JoinError> {
-        let end = Instant::now() + TAKEN.min(config.timeout);
         // The ranks leave the controller one after the other, and a short time for calls is not for that.
         let patient = config.call_timeout.max(config.timeout);
         let meeting = JoinConfig { call_timeout: patient, ..config.clone() };
-        let mut first = loop {
-            match Communicator::join_reporting(&meeting, &mut waiting) {
-                Err(JoinError::Refused(refusal)) if is_taken(&refusal) && Instant::now() < end => {
-                    thread::sleep(RETRY);
-                }
-                joined => break joined?,
-            }
-        };
+        let mut first = Communicator::join_when_free(&meeting, is_name_taken, &mut waiting)?;
         let mut id = draw([(); 2].map(|()| RandomState::new()), process::id(), SystemTime::now());
         first.broadcast(&mut id, 0).map_err(JoinError::Agreement)?;
         first.set_call_timeout(config.call_timeout);
@@ -106,15 +92,15 @@ fn draw(keys: [RandomState; 2], process: u32, now: SystemTime) -> [u64; 2] {
 }
 
 /// Others have the name, and may be about to end.
-const fn is_taken(refusal: &Refusal) -> bool {
-    matches!(
-        refusal,
-        Refusal::RankTaken { .. } | Refusal::WorldDiffers { .. } | Refusal::GroupTaken { .. }
-    )
+const fn is_name_taken(refusal: &Refusal) -> bool {
+    let differs = matches!(refusal, Refusal::WorldDiffers { .. } | Refusal::GroupTaken { .. });
+    differs || is_rank_taken(refusal)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]

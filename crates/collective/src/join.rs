@@ -44,6 +44,13 @@ pub use config::JoinConfig;
 /// Between turns to all controllers, of which none leads, and between questions whether there is room.
 const PAUSE: Duration = Duration::from_millis(500);
 
+/// How long what others have is asked for: a run before this one may be about to end, or its death be noticed. Who answers
+/// no question is given up after 4 s.
+const TAKEN: Duration = Duration::from_secs(6);
+
+/// Before the second of these questions. The pauses are doubled, up to [`PAUSE`].
+const RETRY: Duration = Duration::from_millis(50);
+
 /// What a rank waits for while it joins.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Waiting {
@@ -80,18 +87,21 @@ pub(crate) struct Joined {
     pub(crate) rendezvous: Option<Rendezvous>,
 }
 
-/// Joins. Where the controller has no room now, the rank asks again for as long as the group may take.
+/// Joins. Where the controller has no room now, the rank asks again for as long as the group may take; where others have
+/// what it asks for, for some seconds of that.
 pub(crate) fn join(
     config: &JoinConfig,
+    is_taken: fn(&Refusal) -> bool,
     waiting: &mut dyn FnMut(&Waiting),
 ) -> Result<Joined, JoinError> {
-    join_at(config, Device::port_address, waiting)
+    join_at(config, Device::port_address, is_taken, waiting)
 }
 
 /// The same, with ports that are there.
 fn join_at(
     config: &JoinConfig,
     port: impl Fn(&Device) -> PortAddress,
+    is_taken: fn(&Refusal) -> bool,
     waiting: &mut dyn FnMut(&Waiting),
 ) -> Result<Joined, JoinError> {
     let devices = [&config.device].into_iter().chain(&config.more_devices);
@@ -101,8 +111,8 @@ fn join_at(
     check_ports(devices.clone().map(|it| (it.name(), port(it))))?;
     let cancellation = Cancellation::default();
     let (silence, prepares, avoid, local) = (None, true, &[], None);
-    let mut joining =
-        Joining { waiting, cancellation: &cancellation, silence, prepares, avoid, local };
+    let cancellation = &cancellation;
+    let mut joining = Joining { waiting, cancellation, is_taken, silence, prepares, avoid, local };
     join_with(config, &Domains::of(devices), &mut joining)
 }
 
@@ -123,23 +133,32 @@ pub(crate) fn join_with(
     joining: &mut Joining<'_>,
 ) -> Result<Joined, JoinError> {
     let start = Instant::now();
+    let taken_until = start + TAKEN.min(config.timeout);
     let mut patience = config.timeout;
-    let mut refused = None;
+    let (mut refused, mut retry) = (None, RETRY);
     loop {
         let joined = join_once(config, domains, patience, joining);
         if joined.is_err() {
             // The controller is to see at once that the attempt is over.
             joining.cancellation.watch(None);
         }
-        let reason = match (joined, refused) {
-            (Err(JoinError::Refused(reason)), _) if reason.is_for_load() => reason,
+        let left = config.timeout.saturating_sub(start.elapsed());
+        let taken_for = taken_until.saturating_duration_since(Instant::now());
+        let (reason, left, pause) = match (joined, refused) {
+            (Err(JoinError::Refused(reason)), _) if reason.is_for_load() => (reason, left, PAUSE),
+            (Err(JoinError::Refused(reason)), _)
+                if (joining.is_taken)(&reason) && !taken_for.is_zero() =>
+            {
+                let pause = retry;
+                retry = PAUSE.min(2 * retry);
+                (reason, taken_for, pause)
+            }
             // For what was short it did not fail.
             (Err(_), Some(reason)) if patience < PAUSE => return Err(JoinError::Refused(reason)),
             (joined, _) => return joined,
         };
-        let left = config.timeout.saturating_sub(start.elapsed());
         (joining.waiting)(&Waiting { awaited: None, refused: Some(reason.clone()), left });
-        thread::sleep(PAUSE.min(left));
+        thread::sleep(pause.min(left));
         patience = config.timeout.saturating_sub(start.elapsed());
         if patience.is_zero() || joining.cancellation.is_canceled() {
             return Err(JoinError::Refused(reason));

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use millstream_inc::protocol::{LostSwitch, ToController};
+use millstream_inc::protocol::{LostSwitch, Refusal, ToController};
 
 use crate::control::Sender;
 use crate::join::Waiting;
@@ -14,6 +14,8 @@ pub(crate) struct Joining<'a> {
     /// Called with what the rank waits for.
     pub(crate) waiting: &'a mut dyn FnMut(&Waiting),
     pub(crate) cancellation: &'a Cancellation,
+    /// Which refusals are waited out for some seconds: others have what is asked for, and may be about to end, or dead.
+    pub(crate) is_taken: fn(&Refusal) -> bool,
     /// A controller that says nothing for so long is given up, though there is no other one.
     pub(crate) silence: Option<Duration>,
     /// Whether the rank may need another place to meet the others later, without a controller.
@@ -22,6 +24,11 @@ pub(crate) struct Joining<'a> {
     pub(crate) avoid: &'a [LostSwitch],
     /// What this rank shares memory by already, with others that join, too.
     pub(crate) local: Option<&'a Arc<LocalEngine>>,
+}
+
+/// Another connection is this rank. It may be the same one, of before its machine was reset.
+pub(crate) const fn is_rank_taken(refusal: &Refusal) -> bool {
+    matches!(refusal, Refusal::RankTaken { .. })
 }
 
 /// Ends an attempt to join, at once where the controller knows of it. A clone is the same one.
@@ -102,6 +109,7 @@ mod tests {
         let mut joining = Joining {
             waiting: &mut |_| (),
             cancellation,
+            is_taken: is_rank_taken,
             silence: None,
             prepares: false,
             avoid: &[],

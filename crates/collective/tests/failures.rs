@@ -270,6 +270,49 @@ fn dropped_in(cluster: &Cluster) {
     assert!(matches!(error, CollectiveError::PeerLost { rank: 2, .. }), "{error:?}");
 }
 
+/// As after a loss of power: nothing closes the connection of before.
+#[test]
+fn a_rank_joins_again_though_its_connection_is_open_at_which_nobody_answers() {
+    let cluster = Cluster::start(1);
+    let (mut ranks, dummy) = with_dummy(&cluster, "reset", 2);
+    let (config, stopwatch) = (cluster.config("reset", 2, 1), Stopwatch::start());
+    let mut again = std::thread::scope(|scope| {
+        let second = scope.spawn(|| Communicator::join(&config).unwrap());
+        let error = ranks[0].all_reduce_in_place(&mut vec![1_i32; 1 << 20], Sum).unwrap_err();
+        assert!(matches!(error, CollectiveError::PeerLost { rank: 1, .. }), "{error:?}");
+        let first = cluster.join("reset", 2, 0);
+        vec![first, second.join().unwrap()]
+    });
+    let took = stopwatch.took();
+    assert!(took.own() < Duration::from_secs(8), "{took}");
+    each(&mut again, |rank| rank.all_reduce_in_place(&mut [1; 10], Sum).unwrap());
+    leave(again);
+    drop(dummy);
+}
+
+#[test]
+fn a_rank_that_lives_keeps_its_place_and_who_wants_it_is_told_so_in_time() {
+    let cluster = Cluster::start(1);
+    let mut ranks = cluster.group("taken", 2);
+    // It waits for 6 s, or as long as it may if that is less.
+    for (timeout, waits) in [(1, 1), (30, 6)] {
+        let timeout = Duration::from_secs(timeout);
+        let config = JoinConfig { timeout, ..cluster.config("taken", 2, 1) };
+        let (stopwatch, mut refusals) = (Stopwatch::start(), 0);
+        let joined = Communicator::join_reporting(&config, |waiting| {
+            refusals += usize::from(waiting.refused.is_some());
+        });
+        let took = stopwatch.took();
+        let error = joined.unwrap_err();
+        let taken = matches!(error, JoinError::Refused(Refusal::RankTaken { rank: 1, .. }));
+        assert!(taken && refusals > 1, "{error:?}, {refusals}");
+        let waits = Duration::from_secs(waits);
+        assert!(took.wall >= waits && took.own() < waits + Duration::from_secs(3), "{took}");
+    }
+    each(&mut ranks, |rank| rank.all_reduce_in_place(&mut [1; 10], Sum).unwrap());
+    leave(ranks);
+}
+
 #[test]
 fn a_rank_that_leaves_early_is_named_when_it_is_missed() {
     on_both(early_in);

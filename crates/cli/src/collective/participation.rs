@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::Args;
-use millstream_collective::{Awaited, Communicator, JoinConfig, JoinError, MAX_TREES, Waiting};
+use millstream_collective::{
+    Awaited, Communicator, JoinConfig, JoinError, MAX_TREES, Refusal, Waiting,
+};
 use millstream_verbs::Device;
 
 use super::work::{Fallback, KeepOverwritten, Path, Reduction};
@@ -137,6 +139,9 @@ fn awaited(arguments: &Participation, waiting: &Waiting) -> String {
     let Participation { controller, group, world, .. } = arguments;
     match &waiting.awaited {
         None => match &waiting.refused {
+            Some(reason @ Refusal::RankTaken { .. }) => {
+                format!("the end of another process of this rank: {reason}")
+            }
             Some(reason) => format!("room at the controller at {controller}: {reason}"),
             None => format!("an answer of the controller at {controller}"),
         },

@@ -11,7 +11,7 @@ use millstream_inc::protocol::{AbortReason, LostSwitch, MeetingPoint, Refusal};
 use super::recovery::not_resumed;
 use crate::coordinator::{Coordinator, Expected, Rendezvous};
 use crate::join::{self, JoinConfig, Joined, Waiting};
-use crate::joining::{Cancellation, Joining};
+use crate::joining::{Cancellation, Joining, is_rank_taken};
 use crate::local::LocalEngine;
 use crate::memory::Domains;
 use crate::path::Path;
@@ -113,6 +113,7 @@ impl Rejoining<'_> {
                     }
                 },
                 cancellation: &meeting.cancellation,
+                is_taken: is_rank_taken,
                 silence: meeting.rendezvous.is_some().then_some(silence),
                 prepares: true,
                 avoid: &meeting.avoid,
@@ -158,6 +159,7 @@ impl Rejoining<'_> {
         let mut joining = Joining {
             waiting: &mut |_| (),
             cancellation: &meeting.cancellation,
+            is_taken: is_rank_taken,
             silence: None,
             prepares: false,
             avoid: &[],

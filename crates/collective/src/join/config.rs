@@ -40,7 +40,8 @@ pub struct JoinConfig {
     /// controller says otherwise. Without, the loss of a switch ends a communicator during such a call, though there is
     /// fall-back. Of no meaning without fall-back.
     pub keep_overwritten: bool,
-    /// How long to wait for the other ranks and for a switch, and for room at the controller.
+    /// How long to wait for the other ranks and for a switch, and for room at the controller. Up to 6 s of it a rank waits for
+    /// the end of a process that has its place in the group.
     pub timeout: Duration,
     /// How long a collective may take. Then the switch is asked whom it waits for, which takes up to 2 s, and the
     /// collective fails unless it ends meanwhile. Ranks that die are noticed at once; this is for ranks that live

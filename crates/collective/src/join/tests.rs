@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use millstream_verbs::SoftConfig;
 
 use super::*;
+use crate::joining::is_rank_taken;
 
 #[test]
 fn a_rank_has_no_port_of_infiniband() {
@@ -31,7 +32,7 @@ fn who_joins_with_a_port_of_infiniband_is_refused_before_anybody_is_asked() {
             }
             _ => device.port_address(),
         };
-        join_at(&config, port, &mut |_| {}).err().unwrap()
+        join_at(&config, port, is_rank_taken, &mut |_| {}).err().unwrap()
     };
     for device in [&first, &second] {
         let error = join(Some(device));

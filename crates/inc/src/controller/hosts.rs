@@ -143,7 +143,12 @@ impl Controller {
                     return Err(Refusal::Protocol { detail });
                 }
                 return match taken {
-                    Some(member) => Err(Refusal::RankTaken { group, rank, holder: member.address }),
+                    Some(member) => {
+                        let (connection, holder) = (member.connection, member.address);
+                        // It may be this rank, of before its machine was reset. If nobody is there, this closes the connection.
+                        self.send_to(connection, FromController::Ping);
+                        Err(Refusal::RankTaken { group, rank, holder })
+                    }
                     None if known.ready => Err(Refusal::GroupTaken { group }),
                     None => Ok(id),
                 };

@@ -257,6 +257,33 @@ fn a_job_that_is_killed_and_started_again_at_once_forms_a_new_group() {
 }
 
 #[test]
+fn a_rank_is_displaced_only_when_its_connection_is_dead() {
+    let mut world = World::new();
+    world.switch(SWITCH, "s", 1);
+    let (hosts, _) = world.ready(10, "g", 2);
+    // It is asked at once, so that the kernel of a machine that does not know the connection closes it.
+    let other = ConnectionId(20);
+    world.controller.handle_connected(world.now, other);
+    let join = ToController::Join(hello("g", 2, 1));
+    world.controller.handle_message(world.now, other, join);
+    let ping = Output::Send { connection: hosts[1], term: 1, message: FromController::Ping };
+    assert_eq!(world.controller.poll_output(), Some(ping));
+    world.settle();
+    assert!(matches!(world.refusal(other), Refusal::RankTaken { rank: 1, .. }));
+    // Who answers stays.
+    world.pass(seconds(10.0));
+    let other = world.join(21, "g", 2, 1);
+    assert!(matches!(world.refusal(other), Refusal::RankTaken { rank: 1, .. }));
+    for &host in &hosts {
+        assert_eq!(world.heard(host), []);
+    }
+    world.close(hosts[1]);
+    let again = world.join(22, "g", 2, 1);
+    assert_eq!(world.heard(again), []);
+    assert_eq!(world.heard(hosts[0]), lost(1, "another process has joined in its place"));
+}
+
+#[test]
 fn the_first_word_of_a_rank_that_leaves_counts() {
     let mut world = World::new();
     world.switch(SWITCH, "s", 1);
