@@ -210,7 +210,7 @@ pub enum CollectiveError {
     /// bug.
     #[error("protocol error: {0}")]
     Protocol(String),
-    /// The device failed.
+    /// The device failed, or did not carry out what this rank has asked of it.
     #[error("{0}")]
     Device(String),
     /// Memory could not be registered. The communicator is as good as before.
@@ -368,6 +368,12 @@ impl CollectiveError {
                 let detail = "it does not answer".to_owned();
                 Self::SwitchLost { switch, detail, incarnation: None }
             }
+            // No peer says these: they are of a request of this rank.
+            E::Transport(
+                status @ (CompletionStatus::LocalProtection | CompletionStatus::LocalLength),
+            ) => Self::Device(format!(
+                "this rank's device did not carry out a request of its connection to the switch at {switch}: {status}"
+            )),
             E::Transport(status) => {
                 Self::Protocol(format!("the switch at {switch} refused what was sent: {status}"))
             }
@@ -402,6 +408,40 @@ impl CollectiveError {
             }
             StartError::Root { root, world } => Self::Root { root, world },
             StartError::TooLong { count, data_type } => Self::TooLong { count, data_type },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    #[test]
+    fn a_connection_that_breaks_says_whose_fault_it_is() {
+        use CollectiveError as E;
+        use CompletionStatus as Status;
+        let switch = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
+        let of = |status| {
+            let error = millstream_inc::CollectiveError::Transport(status);
+            E::from_switch(error, switch)
+        };
+        for status in [Status::LocalProtection, Status::LocalLength] {
+            let error = of(status);
+            let E::Device(detail) = &error else { panic!("{error:?}") };
+            let start = "this rank's device did not carry out a request of its connection";
+            assert!(detail.starts_with(start), "{detail}");
+            assert!(detail.ends_with(&status.to_string()), "{detail}");
+        }
+        for status in [Status::RetryExceeded, Status::Flushed] {
+            let error = of(status);
+            let lost = matches!(&error, E::SwitchLost { switch: it, .. } if *it == switch);
+            assert!(lost, "{error:?}");
+        }
+        for status in [Status::RemoteAccess, Status::RemoteInvalidRequest] {
+            let detail = format!("the switch at 10.0.0.1 refused what was sent: {status}");
+            assert_eq!(of(status), E::Protocol(detail));
         }
     }
 }
