@@ -167,10 +167,10 @@ pub enum CollectiveError {
         /// How that is known.
         detail: String,
     },
-    /// The switch is gone.
-    #[error("the switch at {switch} is lost: {detail}")]
+    /// A switch is gone.
+    #[error("the switch at {switch} {} lost: {detail}", whose_loss(detail))]
     SwitchLost {
-        /// Its address.
+        /// Its address, or that of the living one which has told of it, where no more is known.
         switch: IpAddr,
         /// How that is known.
         detail: String,
@@ -309,6 +309,11 @@ pub enum CollectiveError {
     ForeignBuffer,
 }
 
+/// Whether the switch that is named is the lost one, in words, by what is said of the loss.
+fn whose_loss(detail: &str) -> &'static str {
+    if Abort::tells_of_other_switch(detail) { "says that another one is" } else { "is" }
+}
+
 /// How lengths must fit, in words.
 fn length_rule(collective: Collective, world: u32) -> String {
     match collective {
@@ -358,7 +363,7 @@ impl CollectiveError {
                 Self::Overdue { ranks: overdue.named().into(), what: overdue.to_string() }
             }
             E::Aborted(abort @ Abort::Violation { .. }) => Self::Protocol(abort.to_string()),
-            E::Aborted(abort @ Abort::ParentLost) => {
+            E::Aborted(abort @ (Abort::ParentLost | Abort::SwitchBelowLost { .. })) => {
                 Self::SwitchLost { switch, detail: abort.to_string(), incarnation: None }
             }
             E::Aborted(Abort::Requested { code }) => Self::Controller(format!(
@@ -381,11 +386,10 @@ impl CollectiveError {
         }
     }
 
-    /// Whether a switch, which is not lost, has told that one further up is.
+    /// Whether a switch, which is not lost, has told that one further up is, or one below such a one.
     pub(crate) fn is_loss_further_up(&self) -> bool {
-        let told = Abort::ParentLost.to_string();
         // Why the ranks do not go on may follow.
-        matches!(self, Self::SwitchLost { detail, .. } if detail.contains(&told))
+        matches!(self, Self::SwitchLost { detail, .. } if Abort::tells_of_other_switch(detail))
     }
 
     /// With the tree that it is of, where there are several.

@@ -44,6 +44,14 @@ pub enum Abort {
     /// A switch lost the connection to the one above it in the tree, or that one broke the protocol.
     #[error("a switch of the tree no longer hears the one above it")]
     ParentLost,
+    /// A switch lost the connection to one below it in the tree. The ranks below that one may live.
+    #[error(
+        "a switch of the tree no longer answers the one above it; the lowest rank below is {rank}"
+    )]
+    SwitchBelowLost {
+        /// The lowest of these ranks: no more is known there of that switch.
+        rank: u32,
+    },
     /// A rank waits no longer for a collective.
     #[error("{0}")]
     Overdue(Overdue),
@@ -267,6 +275,7 @@ impl Abort {
             Self::Violation { rank, violation } => (3, violation as u8, rank, 0, [0; 3]),
             Self::Requested { code } => (4, 0, 0, code, [0; 3]),
             Self::ParentLost => (5, 0, 0, 0, [0; 3]),
+            Self::SwitchBelowLost { rank } => (7, 0, rank, 0, [0; 3]),
             Self::Overdue(Overdue { sequence, count, ranks: [a, b, c, d] }) => {
                 let pair = |low, high| u64::from(low) | u64::from(high) << 32;
                 (6, 0, 0, count, [sequence, pair(a, b), pair(c, d)])
@@ -314,10 +323,17 @@ impl Abort {
                 count: other,
                 ranks: [word(24), word(28), word(32), word(36)],
             }),
+            7 => Self::SwitchBelowLost { rank },
             _ => return None,
         };
         // Nothing but what this version writes.
         (abort.to_bytes() == *bytes).then_some(abort)
+    }
+
+    /// Whether a text is, or has within it, what a switch says that has lost another one. What ranks hear is passed on as text,
+    /// and the switch that has told it is not the lost one.
+    pub fn tells_of_other_switch(text: &str) -> bool {
+        text.contains("a switch of the tree no longer ")
     }
 }
 
@@ -344,6 +360,7 @@ mod tests {
             Abort::PeerLost { rank: 63 },
             Abort::Requested { code: 0xdead_beef },
             Abort::ParentLost,
+            Abort::SwitchBelowLost { rank: 63 },
             Abort::Overdue(Overdue { sequence: 1 << 40, count: 5, ranks: [1, 2, 3, 4] }),
         ];
         reasons.extend((1..=14).map(|code| Abort::Violation {
@@ -353,6 +370,8 @@ mod tests {
         for reason in reasons {
             let mut bytes = reason.to_bytes();
             assert_eq!(Abort::parse(&bytes), Some(reason));
+            let of_other = matches!(reason, Abort::ParentLost | Abort::SwitchBelowLost { .. });
+            assert_eq!(Abort::tells_of_other_switch(&format!("so: {reason}")), of_other);
             bytes[7] = 1;
             assert_eq!(Abort::parse(&bytes), None);
             assert_eq!(Abort::parse(&bytes[1..]), None);

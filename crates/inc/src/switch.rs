@@ -86,7 +86,7 @@ pub enum SwitchEvent {
     ChildLost {
         /// The communicator.
         communicator: u64,
-        /// The child.
+        /// The child: of a switch, the lowest rank below it.
         rank: u32,
         /// Whether the child is a switch, and that its lowest rank.
         is_switch: bool,
@@ -356,7 +356,7 @@ impl SwitchNode {
     }
 
     /// The connection to a child is broken. Only silence means that the child is gone: all else it
-    /// or its device has done.
+    /// or its device has done. Of a switch that is gone the ranks below may live, so that none of them is named.
     fn lost(&mut self, now: Instant, index: u32, child: usize, status: CompletionStatus) {
         let memory = self.endpoint.memory_mut();
         let Some(communicator) = memory.get_mut(index) else { return };
@@ -368,7 +368,8 @@ impl SwitchNode {
         if communicator.aborted().is_none() {
             let abort = match (lost, broken_by(status)) {
                 (Some((rank, _)), Some(violation)) => Abort::Violation { rank, violation },
-                (Some((rank, _)), None) => Abort::PeerLost { rank },
+                (Some((rank, true)), None) => Abort::SwitchBelowLost { rank },
+                (Some((rank, false)), None) => Abort::PeerLost { rank },
                 (None, _) => Abort::ParentLost,
             };
             let progress = communicator.abort(abort);
@@ -417,9 +418,13 @@ impl SwitchNode {
                 Some(SwitchEvent::Violation { communicator: id, rank, violation })
             }
             // Told already, or asked for.
-            Some(Abort::PeerLost { .. } | Abort::Requested { .. } | Abort::ParentLost) | None => {
-                None
-            }
+            Some(
+                Abort::PeerLost { .. }
+                | Abort::SwitchBelowLost { .. }
+                | Abort::Requested { .. }
+                | Abort::ParentLost,
+            )
+            | None => None,
         });
     }
 

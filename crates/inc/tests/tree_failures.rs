@@ -110,7 +110,10 @@ fn a_rank_that_dies_at_any_step_is_named() {
 #[test]
 fn a_switch_that_dies_at_any_step_ends_all_calls() {
     for count in [20, 1000] {
-        for dead in 0..TREE.len() {
+        // With the lowest rank below each.
+        for (dead, rank) in [0, 0, 1, 3].into_iter().enumerate() {
+            // Above it, and beside it; below, by the switch below; and to its own hosts it is silent. No rank is taken for lost.
+            let told = [Abort::SwitchBelowLost { rank }, Abort::ParentLost];
             let mut ended = 0;
             for step in (0..).map(|step| step * 23) {
                 let mut network = network(step as u64);
@@ -124,16 +127,13 @@ fn a_switch_that_dies_at_any_step_ends_all_calls() {
                 network.dead_switches.push(dead);
                 run_to_end(&mut network);
                 for host in &network.hosts {
-                    match host.outcome.unwrap() {
-                        Ok(_) => {}
-                        // By the lowest rank below it, above; by the switch above, below; and to its own hosts it is
-                        // silent.
-                        Err(CollectiveError::Aborted(
-                            Abort::PeerLost { .. } | Abort::ParentLost,
-                        ))
-                        | Err(CollectiveError::Transport(_)) => ended += 1,
-                        Err(error) => panic!("switch {dead}, after {step} steps: {error:?}"),
-                    }
+                    let Err(error) = host.outcome.unwrap() else { continue };
+                    let is_right = match error {
+                        CollectiveError::Aborted(abort) => told.contains(&abort),
+                        error => matches!(error, CollectiveError::Transport(_)),
+                    };
+                    assert!(is_right, "switch {dead}, after {step} steps: {error:?}");
+                    ended += 1;
                 }
             }
             assert!(ended > 0, "switch {dead}, {count}");

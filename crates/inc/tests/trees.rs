@@ -8,8 +8,8 @@ use millstream_inc::{
     Abort, Collective, CollectiveCall, CollectiveError, CommunicatorOptions, DataType, Mode,
     ReduceOperation, Stripe, SwitchEvent,
 };
-use millstream_roce::{Access, Instant, ProtectionDomainId};
-use network::{Faults, Network, NodeShape, Setup, vector_address};
+use millstream_roce::{Access, CompletionStatus, Instant, ProtectionDomainId};
+use network::{COMMUNICATOR, Faults, Network, NodeShape, Setup, vector_address};
 
 const fn node(switch: usize, parent: Option<usize>, hosts: &'static [u32]) -> NodeShape {
     NodeShape { switch, parent, hosts }
@@ -371,6 +371,38 @@ fn a_switch_above_that_is_gone_is_noticed_by_those_who_wait() {
     for rank in [0, 3] {
         let outcome = network.hosts[rank].outcome.take();
         assert_eq!(outcome, Some(Err(Abort::ParentLost.into())), "rank {rank}");
+    }
+}
+
+/// Its ranks may live, and are not named. The node above tells its owner of the edge, which has the name of the lowest of them.
+#[test]
+fn a_switch_below_that_is_gone_is_told_of_as_a_switch() {
+    let probe_interval = Duration::from_secs(1);
+    for (shape, dead, lowest, above, heard) in [
+        (TWO_LEVELS, 1, 0, 0, &[1, 2, 4][..]),
+        (TWO_LEVELS, 2, 1, 0, &[0, 3]),
+        // With hosts beside it and above, and with a leaf below it.
+        (UNEVEN, 2, 0, 0, &[1, 2, 3, 4, 5]),
+        (UNEVEN, 3, 1, 1, &[0, 2, 5]),
+        // The lowest rank below it is the only one.
+        (UNEVEN, 4, 4, 3, &[0, 1, 2, 3, 5]),
+    ] {
+        let (hosts, tree) = shape;
+        let mut network = Network::new(Setup { hosts, tree, probe_interval, ..Setup::default() });
+        network.dead_switches.push(dead);
+        start(&mut network, heard, 100);
+        network.run_until("those who can have heard", |network| {
+            heard.iter().all(|&rank| network.hosts[rank].outcome.is_some())
+        });
+        for &rank in heard {
+            let outcome = network.hosts[rank].outcome.take();
+            let lost = Abort::SwitchBelowLost { rank: lowest };
+            assert_eq!(outcome, Some(Err(lost.into())), "rank {rank}, switch {dead}");
+        }
+        let status = CompletionStatus::RetryExceeded;
+        let communicator = COMMUNICATOR + above;
+        let event = SwitchEvent::ChildLost { communicator, rank: lowest, status };
+        assert!(network.events.contains(&event), "switch {dead}: {:?}", network.events);
     }
 }
 

@@ -73,6 +73,7 @@ fn whatever_happens() {
         "ranks: no answer",
         "ranks: told of a lost rank",
         "ranks: told of a lost switch",
+        "ranks: told of a lost switch below",
         "ranks: told of a mismatch",
         "ranks: told of a request",
         "ranks: told of a violation",

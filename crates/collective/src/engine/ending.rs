@@ -11,8 +11,8 @@ use super::{Engine, VERDICT_PATIENCE};
 use crate::CollectiveError;
 use crate::tree::{Running, Tree};
 
-/// As [`VERDICT_PATIENCE`], where more depends on it: the switch above a switch that is lost says that a rank is, and the controller knows
-/// better.
+/// As [`VERDICT_PATIENCE`], where more depends on it: of a switch that this rank is not connected to, the controller knows which
+/// one is lost.
 const FAILOVER_PATIENCE: Duration = Duration::from_secs(1);
 
 /// How long a rank whose deadline has passed waits for the switch to say whom it waits for: for several processes

@@ -226,7 +226,8 @@ fn lost_switch(processes: &[LostSwitch], error: &CollectiveError) -> Option<Lost
 mod tests {
     use std::net::{IpAddr, Ipv4Addr};
 
-    use millstream_inc::Abort;
+    use millstream_inc::{Abort, CollectiveError as E};
+    use millstream_verbs::CompletionStatus;
 
     use super::*;
 
@@ -246,5 +247,24 @@ mod tests {
         // It is the one above.
         assert_eq!(lost(1, &Abort::ParentLost.to_string()), None);
         assert_eq!(lost_switch(&processes, &CollectiveError::Closed), None);
+    }
+
+    #[test]
+    fn ranks_go_on_when_their_switch_tells_of_another_one_and_do_not_take_it_for_lost() {
+        let switch = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
+        for (said, goes_on, avoided) in [
+            (E::Transport(CompletionStatus::RetryExceeded), true, Some(switch)),
+            (Abort::ParentLost.into(), true, None),
+            (Abort::SwitchBelowLost { rank: 2 }.into(), true, None),
+            (Abort::PeerLost { rank: 2 }.into(), false, None),
+        ] {
+            let error = CollectiveError::from_switch(said, switch).on_tree(Some("tree 1"));
+            assert_eq!(is_loss(&error), goes_on, "{error}");
+            assert_eq!(error.is_loss_further_up(), goes_on && avoided.is_none(), "{error}");
+            let lost = lost_switch(&[], &error).map(|lost| lost.address);
+            assert_eq!(lost, avoided, "{error}");
+            let is_named = error.to_string().starts_with("the switch at 10.0.0.1 is lost: ");
+            assert_eq!(is_named, avoided.is_some(), "{error}");
+        }
     }
 }

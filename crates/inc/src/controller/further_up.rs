@@ -3,6 +3,9 @@
 //! A switch whose uplink breaks tells those below on the data network, and the controller. What a rank hears so may be here
 //! before what its switch says, which lives. So it is believed once that switch, or one between it and the one that is lost,
 //! had time to say which one it is.
+//!
+//! So it is with a switch that is lost below another one, of which ranks below others hear. That one has as much time to say it,
+//! and the ranks of the lost one mostly have said it before.
 
 use core::time::Duration;
 

@@ -258,6 +258,31 @@ fn the_first_error_that_says_something_is_the_error() {
 }
 
 #[test]
+fn an_abort_of_a_kind_that_is_not_known_is_an_error_too() {
+    let lost = Abort::SwitchBelowLost { rank: 2 };
+    for (kind, is_known) in [(7, true), (0, false), (8, false), (u8::MAX, false)] {
+        let mut worker = announced(1000);
+        let message = Completion {
+            length: ABORT_BYTES as u32,
+            immediate: Some(Answer::Aborted.to_immediate()),
+            ..completion(RECEIVE_ID, CompletionOperation::Receive)
+        };
+        worker.handle_completion(&message, |_| {
+            let mut bytes = lost.to_bytes();
+            bytes[5] = kind;
+            bytes
+        });
+        let outcome = worker.poll_outcome();
+        let is_right = match outcome {
+            Some(Err(CollectiveError::Aborted(abort))) => is_known && abort == lost,
+            Some(Err(CollectiveError::Protocol(_))) => !is_known,
+            _ => false,
+        };
+        assert!(is_right, "kind {kind}: {outcome:?}");
+    }
+}
+
+#[test]
 fn calls_that_cannot_be_are_refused() {
     let mut worker = worker();
     let call =

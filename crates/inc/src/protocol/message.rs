@@ -128,7 +128,7 @@ pub enum ToController {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         cause: Option<AbortReason>,
     },
-    /// Host: the switch that I am connected to answers no longer on the data network, or one further up.
+    /// Host: the switch that I am connected to answers no longer on the data network, or another one of the tree.
     SwitchLost {
         /// How that is known.
         detail: String,
@@ -139,7 +139,7 @@ pub enum ToController {
         /// of it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         switch: Option<LostSwitch>,
-        /// The switch that it is connected to lives, and has told that one further up is lost.
+        /// The switch that it is connected to lives, and has told that one further up is lost, or one below such a one.
         #[serde(default, skip_serializing_if = "Not::not")]
         further_up: bool,
     },

@@ -241,6 +241,9 @@ pub(super) const fn name_of_end(failed: Option<CollectiveError>) -> &'static str
         Some(CollectiveError::Aborted(Abort::Mismatch(_))) => "ranks: told of a mismatch",
         Some(CollectiveError::Aborted(Abort::PeerLost { .. })) => "ranks: told of a lost rank",
         Some(CollectiveError::Aborted(Abort::ParentLost)) => "ranks: told of a lost switch",
+        Some(CollectiveError::Aborted(Abort::SwitchBelowLost { .. })) => {
+            "ranks: told of a lost switch below"
+        }
         Some(CollectiveError::Aborted(Abort::Violation { .. })) => "ranks: told of a violation",
         Some(CollectiveError::Aborted(Abort::Overdue(_))) => "ranks: told who is awaited",
         Some(CollectiveError::Aborted(Abort::Requested { .. })) => "ranks: told of a request",

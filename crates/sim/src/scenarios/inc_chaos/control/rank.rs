@@ -121,7 +121,7 @@ fn blamed_by_switch(error: &CollectiveError) -> Blamed {
     match error {
         CollectiveError::Aborted(Abort::PeerLost { rank }) => Blamed::Rank(*rank),
         CollectiveError::Aborted(Abort::Requested { .. }) => Blamed::Unclaimed,
-        CollectiveError::Aborted(Abort::ParentLost)
+        CollectiveError::Aborted(Abort::ParentLost | Abort::SwitchBelowLost { .. })
         | CollectiveError::Transport(CompletionStatus::RetryExceeded | CompletionStatus::Flushed) => {
             Blamed::Switch
         }
@@ -327,7 +327,10 @@ impl Director {
         let (job, number) = (self.ranks[machine].job, self.ranks[machine].rank);
         network.note(|| format!("job {job}, rank {number} blames {blamed:?}"));
         // As `report` of the library.
-        let heard = error == Some(CollectiveError::Aborted(Abort::ParentLost));
+        let heard = matches!(
+            error,
+            Some(CollectiveError::Aborted(Abort::ParentLost | Abort::SwitchBelowLost { .. }))
+        );
         if from_switch && blamed == Blamed::Switch && !heard {
             let detail = "it does not answer".to_owned();
             let switch = self.ranks[machine].switch;
