@@ -273,8 +273,9 @@ fn two_levels() -> (Vec<String>, Vec<String>, String) {
     (switches, hosts, text)
 }
 
-#[test]
-fn a_root_that_is_killed_changes_no_result_and_no_leaf_is_taken_for_lost() {
+/// Hosts at two leaves below a root, from which something is taken when they are at the second size: by the function, which has the
+/// root's cluster and the leaves. Gives them with the switches' addresses, the root's first.
+fn with_two_levels(take: impl Fn(&Cluster, &[Running])) -> (Vec<Output>, Vec<String>) {
     for iterations in ITERATIONS {
         let (switches, binds, topology) = two_levels();
         let folder = Folder::new();
@@ -297,26 +298,33 @@ fn a_root_that_is_killed_changes_no_result_and_no_leaf_is_taken_for_lost() {
         let more = ["--collective=allreduce", iterations];
         let mut hosts = cluster.hosts_at("deep", &binds, own, &more);
         hosts.iter_mut().for_each(|host| drop(host.line()));
-        cluster.switch.signal("KILL");
+        take(&cluster, &leaves);
         let outputs: Vec<Output> = hosts.into_iter().map(Running::output).collect();
         drop(leaves);
         let is_done = |output: &Output| {
             output.status.success()
                 && output.json()["failovers"].as_array().is_none_or(Vec::is_empty)
         };
-        if outputs.iter().any(is_done) {
-            continue;
+        if !outputs.iter().any(is_done) {
+            return (outputs, switches);
         }
-        for output in outputs {
-            let output = output.success();
-            let report = output.json();
-            assert_eq!(report["wrong"], 0, "{report}");
-            let failover = report["failovers"][0].as_str().unwrap();
-            // The leaves live and are registered: a rank that took one for lost would say so here.
-            let root = format!("switch 0 ({}) of the controller's topology", cluster.at);
-            assert!(failover.contains(&root), "{failover}");
-        }
-        return;
     }
-    panic!("the hosts are always done before the root is killed");
+    panic!("the hosts are always done before something is taken from them");
+}
+
+/// What a host says has happened, when all of its results are right.
+fn failover_of(output: Output) -> String {
+    let report = output.success().json();
+    assert_eq!(report["wrong"], 0, "{report}");
+    report["failovers"][0].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_root_that_is_killed_changes_no_result_and_no_leaf_is_taken_for_lost() {
+    let (outputs, switches) = with_two_levels(|cluster, _| cluster.switch.signal("KILL"));
+    for failover in outputs.into_iter().map(failover_of) {
+        // The leaves live and are registered: a rank that took one for lost would say so here.
+        let root = format!("switch 0 ({}) of the controller's topology", switches[0]);
+        assert!(failover.contains(&root), "{failover}");
+    }
 }
