@@ -328,3 +328,39 @@ fn a_root_that_is_killed_changes_no_result_and_no_leaf_is_taken_for_lost() {
         assert!(failover.contains(&root), "{failover}");
     }
 }
+
+/// A leaf below which two of four ranks are is killed, and no controller is there to say which switch it was.
+fn goes_on_without_leaf(number: usize) {
+    let (outputs, switches) = with_two_levels(|cluster, leaves| {
+        cluster.process.signal("KILL");
+        leaves[number].signal("KILL");
+    });
+    for (rank, failover) in outputs.into_iter().map(failover_of).enumerate() {
+        let leaf = rank / 2;
+        let at = &switches[1 + leaf];
+        // The other leaf lives, and so do all ranks: nobody may take one of them for lost.
+        let lost = match leaf == number {
+            true => format!("the switch at {at} is lost: it does not answer"),
+            false => {
+                let lowest = 2 * number;
+                format!(
+                    "the switch at {at} says that another one is lost: a switch of the tree no longer answers the one \
+                     above it; the lowest rank below is {lowest}"
+                )
+            }
+        };
+        assert!(failover.starts_with(&lost), "rank {rank}: {failover}");
+        let over = "the ranks take the place of a switch: no controller can be reached";
+        assert!(failover.contains(over), "rank {rank}: {failover}");
+    }
+}
+
+#[test]
+fn a_leaf_that_is_killed_with_the_controller_changes_no_result() {
+    goes_on_without_leaf(1);
+}
+
+#[test]
+fn a_leaf_above_rank_0_that_is_killed_with_the_controller_changes_no_result() {
+    goes_on_without_leaf(0);
+}
