@@ -373,11 +373,13 @@ impl CollectiveError {
                 let detail = "it does not answer".to_owned();
                 Self::SwitchLost { switch, detail, incarnation: None }
             }
-            // No peer says these: they are of a request of this rank.
-            E::Transport(
-                status @ (CompletionStatus::LocalProtection | CompletionStatus::LocalLength),
-            ) => Self::Device(format!(
+            // No peer says this: it is of a request of this rank.
+            E::Transport(status @ CompletionStatus::LocalProtection) => Self::Device(format!(
                 "this rank's device did not carry out a request of its connection to the switch at {switch}: {status}"
+            )),
+            // Of a receive: what is sent is never too long.
+            E::Transport(status @ CompletionStatus::LocalLength) => Self::Protocol(format!(
+                "the switch at {switch} sent a longer message than was awaited: {status}"
             )),
             E::Transport(status) => {
                 Self::Protocol(format!("the switch at {switch} refused what was sent: {status}"))
@@ -431,13 +433,14 @@ mod tests {
             let error = millstream_inc::CollectiveError::Transport(status);
             E::from_switch(error, switch)
         };
-        for status in [Status::LocalProtection, Status::LocalLength] {
-            let error = of(status);
-            let E::Device(detail) = &error else { panic!("{error:?}") };
-            let start = "this rank's device did not carry out a request of its connection";
-            assert!(detail.starts_with(start), "{detail}");
-            assert!(detail.ends_with(&status.to_string()), "{detail}");
-        }
+        let E::Device(detail) = of(Status::LocalProtection) else {
+            panic!("a device of this rank")
+        };
+        let start = "this rank's device did not carry out a request of its connection";
+        assert!(detail.starts_with(start), "{detail}");
+        assert!(detail.ends_with(&Status::LocalProtection.to_string()), "{detail}");
+        let E::Protocol(detail) = of(Status::LocalLength) else { panic!("the switch's fault") };
+        assert!(detail.contains("sent a longer message than was awaited"), "{detail}");
         for status in [Status::RetryExceeded, Status::Flushed] {
             let error = of(status);
             let lost = matches!(&error, E::SwitchLost { switch: it, .. } if *it == switch);

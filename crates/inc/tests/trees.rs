@@ -401,7 +401,7 @@ fn a_switch_below_that_is_gone_is_told_of_as_a_switch() {
         }
         let status = CompletionStatus::RetryExceeded;
         let communicator = COMMUNICATOR + above;
-        let event = SwitchEvent::ChildLost { communicator, rank: lowest, status };
+        let event = SwitchEvent::ChildLost { communicator, rank: lowest, is_switch: true, status };
         assert!(network.events.contains(&event), "switch {dead}: {:?}", network.events);
     }
 }
