@@ -39,13 +39,13 @@ impl Connections {
     }
 
     /// Ends the connection of this name, and has `asker` reply to `id` once nothing of that comes any more: it is read no
-    /// further, and what it had begun has ended. Does not wait for that.
+    /// further, and what it had begun has ended. Does not wait for that. Whether it was there.
     pub(super) fn fence(
         &self,
         asker: &Arc<Connection>,
         id: u64,
         name: u128,
-    ) -> Result<(), ProtocolError> {
+    ) -> Result<bool, ProtocolError> {
         if name == asker.name || !asker.begin_fence() {
             return Err(ProtocolError::Fence);
         }
@@ -53,13 +53,14 @@ impl Connections {
         let Some(fenced) = open.get_mut(&name) else {
             drop(open);
             asker.end_fence(id);
-            return Ok(());
+            return Ok(false);
         };
+        fenced.waiting.retain(|(asker, _)| asker.strong_count() > 0);
         fenced.waiting.push((Arc::downgrade(asker), id));
         let fenced = Arc::clone(&fenced.connection);
         drop(open);
         fenced.close();
-        Ok(())
+        Ok(true)
     }
 }
 

@@ -108,7 +108,7 @@ pub(super) struct Flow {
     /// The group that parts are made of, and what is left of it.
     current: Option<(usize, WideSlice)>,
     bytes: u64,
-    /// Parts whose connection has ended before they were begun at the target.
+    /// Parts whose connection has ended: before they were begun at the target, or they are READs, or it is fenced before.
     again: VecDeque<usize>,
     serial: u64,
     /// No deadline is earlier, if there is any.
@@ -333,6 +333,7 @@ impl Flow {
         self.counters.posted(part.length.into());
         // Numbers of parts that have ended mean nothing.
         part.id = self.serial << 8 | slot as u64;
+        part.begun = Instant::now();
         Some(part.clone())
     }
 
@@ -392,7 +393,7 @@ impl Flow {
         Some(EndedGroup { group, parts_left: false })
     }
 
-    /// All that is under way begins again: nothing of it was done, or is, over the connection that has ended.
+    /// All that is under way begins again, over the next connection.
     pub(super) fn begin_again(&mut self) {
         self.again.clear();
         for slot in 0..self.parts.slots.len() {

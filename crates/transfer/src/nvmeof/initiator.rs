@@ -31,13 +31,10 @@ const BURST: usize = 16;
 /// How often a target may close connections one after the other without an answer, though properly.
 const MAX_CLOSINGS: u32 = 8;
 
-/// How long the target may take to confirm that nothing of connections that were lost comes any more.
+/// How long the target may take to confirm that nothing of a connection that was lost comes any more.
 const FENCE_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Connections that were lost and not fenced: of more, the first is forgotten, and what was sent over it has failed long ago.
-const MAX_UNFENCED: usize = 16;
-
-/// What the number of a fence ends with. No part has it.
+/// The number of a fence. No part has it.
 const FENCE: u64 = 0xff;
 
 /// How long a target is waited for that has accepted a connection ([`Place`] has how long for that).
@@ -74,22 +71,22 @@ struct Own {
     answered: bool,
     /// What the target calls it, once that has said so.
     name: Option<u128>,
-    /// Connections that were lost, of which something may come yet.
-    unfenced: Vec<u128>,
-    /// Fences of these that were asked for and not confirmed.
-    fences: usize,
+    /// The connection before that was lost, if something of it may come yet. There is one at most: nothing is begun over the
+    /// next one before it is fenced.
+    unfenced: Option<u128>,
+    fence: Fence,
     /// Why what was under way failed last.
     failure: Option<String>,
 }
 
-impl Own {
-    /// Something of the connection that has ended may come yet.
-    fn leave_unfenced(&mut self) {
-        if self.unfenced.len() == MAX_UNFENCED {
-            self.unfenced.remove(0);
-        }
-        self.unfenced.extend(self.name.take());
-    }
+/// Whether the target was asked, over the connection that there is, to fence the one before.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+enum Fence {
+    #[default]
+    NotAsked,
+    Asked,
+    /// It may still say so.
+    GivenUp,
 }
 
 impl Link {
@@ -201,7 +198,7 @@ impl Shared {
             state.own.wire = Some(Arc::clone(&wire));
             state.flow.counters().0.connections += 1;
             (state.own.lost, state.own.answered, state.own.busy_since) = (None, false, None);
-            (state.own.broke, state.own.name, state.own.fences) = (false, None, 0);
+            (state.own.broke, state.own.name, state.own.fence) = (false, None, Fence::NotAsked);
             drop(state);
             let ended = self.converse(&wire);
             let mut state = self.queue.lock();
@@ -209,12 +206,8 @@ impl Shared {
             let has_writes = state.flow.has_writes();
             let can_be_fenced = !has_writes || state.own.name.is_some();
             if has_writes && !state.own.closing {
-                state.own.leave_unfenced();
-            }
-            let in_vain = mem::take(&mut state.own.fences) > 0;
-            if in_vain && (unanswered >= MAX_ATTEMPTS || !state.own.broke) {
-                // It is not asked for them for ever.
-                state.own.unfenced.clear();
+                debug_assert_eq!(state.own.unfenced, None, "nothing is begun before the fence");
+                state.own.unfenced = state.own.name;
             }
             let text = state.own.lost.take().unwrap_or(ended);
             // What has not begun is not harmed; but one that never answers is not asked for ever.
@@ -229,6 +222,10 @@ impl Shared {
             let again = state.own.broke && unanswered <= MAX_ATTEMPTS;
             if state.flow.is_at_rest() {
                 state.flow.forget_given_up();
+            }
+            if state.own.fence == Fence::Asked && !again {
+                // All of it fails, or has: the target is not asked for ever.
+                state.own.unfenced = None;
             }
             drop(state);
             match again {
@@ -334,29 +331,24 @@ impl Shared {
         }
     }
 
-    /// Waits until the target has confirmed that nothing of connections that were lost comes any more. If it does not, the
-    /// WRITEs that were sent over these fail. False when the connection is lost meanwhile, or the link stops.
+    /// Waits until the target has confirmed that nothing of a connection that was lost comes any more. If it does not, the
+    /// WRITEs that were sent over that fail. False when the connection is lost meanwhile, or the link stops.
     fn fence(&self, wire: &Wire) -> io::Result<bool> {
         let mut state = self.queue.lock();
-        let unfenced = &state.own.unfenced;
-        if unfenced.is_empty() {
-            return Ok(true);
-        }
-        let fences =
-            unfenced.iter().zip(0..).map(|(name, at)| Asked::fence(at << 8 | FENCE, *name));
-        let fences: Vec<_> = fences.collect();
-        state.own.fences = fences.len();
-        state.flow.counters().0.fences += fences.len() as u64;
+        let Some(unfenced) = state.own.unfenced else { return Ok(true) };
+        state.own.fence = Fence::Asked;
+        state.flow.counters().0.fences += 1;
         drop(state);
-        send_all(wire, &fences.concat())?;
+        send_all(wire, &Asked::fence(FENCE, unfenced))?;
         let until = Instant::now() + FENCE_PATIENCE;
         let mut state = self.queue.lock();
-        while state.own.fences > 0 {
+        while state.own.fence == Fence::Asked {
             let left = until.saturating_duration_since(Instant::now());
             if state.stopping || state.own.lost.is_some() {
                 return Ok(false);
             }
             if left.is_zero() {
+                state.own.fence = Fence::GivenUp;
                 let rest = state.flow.take_unconfirmed();
                 state.flow.counters().0.lost_fences += 1;
                 drop(state);
@@ -372,7 +364,7 @@ impl Shared {
             }
             state = self.queue.wait(state, Some(left));
         }
-        state.own.unfenced.clear();
+        state.own.unfenced = None;
         Ok(true)
     }
 
@@ -381,13 +373,15 @@ impl Shared {
         self.queue.lock().own.name = Some(connection);
     }
 
-    /// Whether this is the number of a fence, which is confirmed so.
+    /// Whether this is the number of a fence that was asked for, which is confirmed so.
     pub(super) fn confirmed(&self, id: u64) -> bool {
+        if id != FENCE {
+            return false;
+        }
         let mut state = self.queue.lock();
-        let is_fence = id & FENCE == FENCE && state.own.fences > 0;
-        state.own.fences -= usize::from(is_fence);
+        let asked = mem::take(&mut state.own.fence) != Fence::NotAsked;
         self.queue.wake(state);
-        is_fence
+        asked
     }
 
     /// Sends a WRITE, as long as it is wanted.

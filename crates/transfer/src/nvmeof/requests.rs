@@ -106,7 +106,7 @@ impl<'a> Reader<'a> {
                     ) =>
                 {
                     let amid = self.decoder.is_amid();
-                    if !amid && !self.idle && self.connection.lock().under_way == 0 {
+                    if !amid && !self.idle && self.connection.is_at_rest() {
                         // Others may need its place.
                         self.accepted.idle();
                         self.idle = true;
@@ -128,7 +128,10 @@ impl<'a> Reader<'a> {
                     self.deadline = None;
                 }
                 Event::Header(Asked::Fence { id, connection }) => {
-                    self.connections.fence(self.connection, id, connection).map_err(wrong)?;
+                    if self.connections.fence(self.connection, id, connection).map_err(wrong)? {
+                        // Nobody but its initiator knows that name.
+                        self.heard();
+                    }
                     self.deadline = None;
                 }
                 Event::Header(Asked::Io(request)) if request.opcode == Opcode::Read => {
@@ -155,7 +158,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// It has a key, and with that a place of its own. Strangers have none.
+    /// It has a key, or the name of a connection, and with that a place of its own. Strangers have none.
     fn heard(&mut self) {
         if std::mem::take(&mut self.idle) {
             self.accepted.heard();

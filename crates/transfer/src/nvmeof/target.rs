@@ -131,7 +131,7 @@ pub(super) struct State {
     replies: VecDeque<Pending>,
     /// Requests whose operation has begun and not ended.
     pub(super) under_way: usize,
-    /// Fences of others that it waits for.
+    /// Fences of other connections that it waits for.
     fences: usize,
     /// No more requests come.
     finishing: bool,
@@ -230,6 +230,12 @@ impl Connection {
         self.changed.notify_all();
     }
 
+    /// Whether nobody waits for an answer.
+    pub(super) fn is_at_rest(&self) -> bool {
+        let state = self.lock();
+        state.under_way == 0 && state.fences == 0
+    }
+
     /// Says its name.
     pub(super) fn say_name(&self) {
         self.say(Reply::Named { connection: self.name });
@@ -287,7 +293,7 @@ impl Connection {
                 if let Some(pending) = state.replies.pop_front() {
                     break pending;
                 }
-                if state.finishing && state.under_way == 0 {
+                if state.finishing && state.under_way == 0 && state.fences == 0 {
                     drop(state);
                     return send_all(&self.wire, &Reply::Closing.emit(), &[]);
                 }

@@ -203,6 +203,95 @@ fn a_write_whose_fence_is_not_confirmed_fails_as_undefined_and_a_read_goes_on() 
     initiator.free(batch).unwrap();
 }
 
+/// Two connections after the first one the target closes in order, and breaks, before it has confirmed the fence.
+#[test]
+fn a_fence_that_has_no_answer_is_asked_for_again_over_the_next_connection() {
+    let (tell, told) = channel();
+    let turn = std::sync::atomic::AtomicU32::new(0);
+    let (_server, name) = fake_target(move |mut stream| {
+        stream.write_all(HELLO).unwrap();
+        stream.read_exact(&mut [0; 12]).unwrap();
+        let turn = turn.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        stream.write_all(&named(u128::from(turn) + 5)).unwrap();
+        if turn == 0 {
+            read_write(&mut stream);
+            return;
+        }
+        let mut asked = [0; 40];
+        stream.read_exact(&mut asked).unwrap();
+        tell.send(asked).unwrap();
+        match turn {
+            1 => {
+                let mut closing = [0; 24];
+                closing[0] = 3;
+                stream.write_all(&closing).unwrap();
+                let _ = stream.read_to_end(&mut Vec::new());
+            }
+            2 => {}
+            _ => {
+                stream.write_all(&done(&asked[8..16])).unwrap();
+                let write = read_write(&mut stream);
+                stream.write_all(&done(&write[8..16])).unwrap();
+                let _ = stream.read(&mut [0]);
+            }
+        }
+    });
+    let initiator = engine(NvmeofConfig::default());
+    let segment = initiator.open_segment(&name).unwrap();
+    let local = private(&initiator, LENGTH as usize);
+    let write = request(Opcode::Write, (&local, 0), &segment, 0, LENGTH.into());
+    initiator.submit_and_wait(&[write], LONG).unwrap();
+    let asked: Vec<_> = told.try_iter().collect();
+    assert_eq!(asked.len(), 3);
+    for asked in asked {
+        assert_eq!(asked, fence(u64::from_le_bytes(asked[8..16].try_into().unwrap()), 5));
+    }
+}
+
+/// The fence of the connection before was given up over it.
+#[test]
+fn a_connection_that_went_on_without_a_fence_is_fenced_itself() {
+    let (tell, told) = channel();
+    let turn = std::sync::atomic::AtomicU32::new(0);
+    let (_server, name) = fake_target(move |mut stream| {
+        stream.write_all(HELLO).unwrap();
+        stream.read_exact(&mut [0; 12]).unwrap();
+        let turn = turn.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        stream.write_all(&named(u128::from(turn) + 5)).unwrap();
+        if turn == 0 {
+            read_write(&mut stream);
+            return;
+        }
+        let mut asked = [0; 40];
+        stream.read_exact(&mut asked).unwrap();
+        tell.send(asked[24]).unwrap();
+        match turn {
+            1 => {}
+            2 => {
+                // Not confirmed: the WRITE fails, and others follow.
+                let write = read_write(&mut stream);
+                stream.write_all(&done(&write[8..16])).unwrap();
+                read_write(&mut stream);
+            }
+            _ => {
+                stream.write_all(&done(&asked[8..16])).unwrap();
+                let write = read_write(&mut stream);
+                stream.write_all(&done(&write[8..16])).unwrap();
+                let _ = stream.read(&mut [0]);
+            }
+        }
+    });
+    let initiator = engine(NvmeofConfig::default());
+    let segment = initiator.open_segment(&name).unwrap();
+    let local = private(&initiator, LENGTH as usize);
+    let write = request(Opcode::Write, (&local, 0), &segment, 0, LENGTH.into());
+    initiator.submit_and_wait(&[write], LONG).unwrap_err();
+    for _ in 0..2 {
+        initiator.submit_and_wait(&[write], LONG).unwrap();
+    }
+    assert_eq!(told.try_iter().collect::<Vec<_>>(), [5, 5, 7]);
+}
+
 #[test]
 fn connections_end_at_the_fence_of_another_one_and_at_no_strangers() {
     let folder = Folder::new();

@@ -116,8 +116,13 @@ impl Flow {
             }
         }
         let own = |part: &&mut Part| part.group == index && !part.given_up;
-        let mut parts = self.parts.slots.iter_mut().flatten().filter(own);
-        let hung = parts.any(|part| now.saturating_duration_since(part.begun) >= limit);
+        // What is to begin again is with no device.
+        let begun =
+            self.parts.slots.iter().enumerate().filter(|(slot, _)| !self.again.contains(slot));
+        let hung = begun.filter_map(|(_, part)| part.as_ref()).any(|part| {
+            let is_own = part.group == index && !part.given_up;
+            is_own && now.saturating_duration_since(part.begun) >= limit
+        });
         let mut parts = self.parts.slots.iter_mut().flatten().filter(own);
         if parts.any(|part| part.in_use) {
             if hung {
