@@ -61,6 +61,23 @@ impl Workers {
         Ok(())
     }
 
+    /// Jobs that no thread has begun.
+    #[cfg(test)]
+    pub(crate) fn queued(&self) -> usize {
+        self.shared.lock().queue.len()
+    }
+
+    /// Takes no more jobs, drops those that have not begun, and waits for the others.
+    pub(crate) fn abandon(&self) {
+        let mut state = self.shared.lock();
+        state.stopping = true;
+        let queued = std::mem::take(&mut state.queue);
+        drop(state);
+        // What a job has may take its time to go.
+        drop(queued);
+        self.stop();
+    }
+
     /// Takes no more jobs, and waits for those it has.
     pub(crate) fn stop(&self) {
         let mut state = self.shared.lock();
