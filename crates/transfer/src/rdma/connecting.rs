@@ -65,7 +65,8 @@ impl Peer {
                 let at = sender_of(&reply).unwrap_or(peer.way(rail).at);
                 let theirs = connection::Peer::parse(&reply, at, count, own_mtu);
                 let timeout = peer.shared.config.acknowledge_timeout;
-                unconnected.connect(&theirs.map_err(nonsense)?, timeout).map(Some)
+                let theirs = theirs.map_err(nonsense)?;
+                unconnected.expected_by(&theirs).connect(&theirs, timeout).map(Some)
             });
             match connected {
                 // What is not wanted any more is dropped here, without a lock.
@@ -201,7 +202,7 @@ impl Peer {
         if let Some(incarnation) = reply.incarnation
             && self.has_incarnation
         {
-            self.restarted(incarnation);
+            self.restarted(asked, incarnation);
         }
         Ok(reply)
     }

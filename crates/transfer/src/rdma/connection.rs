@@ -147,6 +147,14 @@ impl Unconnected {
         self.start_psn.iter().map(|psn| psn.value()).collect()
     }
 
+    /// Has them start where the peer expects them to.
+    pub(super) fn expected_by(self, peer: &Peer) -> Self {
+        match peer.expects_zero {
+            true => Self { start_psn: vec![Psn::new(0); self.queue_pairs.len()], ..self },
+            false => self,
+        }
+    }
+
     /// Connects each to the peer's queue pair of the same position.
     pub(super) fn connect(
         self,
@@ -172,7 +180,7 @@ impl Unconnected {
             queue_pair.modify(&ready_to_receive).map_err(FailureReason::Modify)?;
             let ready_to_send = QueuePairAttributes {
                 state: Some(QueuePairState::ReadyToSend),
-                send_psn: Some(if peer.expects_zero { Psn::new(0) } else { *send_psn }),
+                send_psn: Some(*send_psn),
                 timeout: Some(acknowledge_timeout),
                 retry_count: Some(self.retry_count),
                 rnr_retry: Some(RNR_RETRY),

@@ -516,24 +516,31 @@ impl Flow {
 
     /// Lets a task end so; whether it was neither over nor about to end.
     pub(super) fn end(&mut self, name: u64, state: TransferState) -> bool {
+        let ends = self.begin_to_end(name, state);
+        self.drop_unwanted_again();
+        ends
+    }
+
+    fn begin_to_end(&mut self, name: u64, state: TransferState) -> bool {
         let (slot, generation) = (name as u32, (name >> 32) as u32);
         let task = self.task(slot).filter(|task| task.generation == generation);
         let Some(task) = task.filter(|task| task.is_wanted()) else { return false };
         task.ending = Some(Box::new((state, Instant::now())));
         self.endings += 1;
-        self.drop_unwanted_again();
         self.settle(slot);
         true
     }
 
     /// What is to end waits for no connection over which it was to begin again: nothing of it is under way.
     fn drop_unwanted_again(&mut self) {
-        let mut again = std::mem::take(&mut self.again);
-        again.retain_mut(|message| {
-            self.drop_unwanted(message);
-            !message.parts.is_empty()
-        });
-        self.again = again;
+        for _ in 0..self.again.len() {
+            let Some(mut message) = self.again.pop_front() else { return };
+            self.drop_unwanted(&mut message);
+            match message.parts.is_empty() {
+                true => self.recycle(message),
+                false => self.again.push_back(message),
+            }
+        }
     }
 
     /// Has all tasks fail for this reason, once nothing of them is under way any more.
@@ -573,8 +580,9 @@ impl Flow {
                 }
             }
             for name in late {
-                self.end(name, TransferState::Timeout);
+                self.begin_to_end(name, TransferState::Timeout);
             }
+            self.drop_unwanted_again();
         }
         while let Some(index) =
             self.fences.iter().position(|it| now.duration_since(it.since) >= FENCE_PATIENCE)

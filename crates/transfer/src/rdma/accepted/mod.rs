@@ -326,6 +326,7 @@ impl Accepted {
                 made => break made.map_err(|reason| reason.to_string())?,
             }
         };
+        let unconnected = unconnected.expected_by(peer);
         let receive_share = device.device.grant_receive_share(count);
         let reply = HandShakeDesc {
             qp_num: unconnected.numbers(),

@@ -74,12 +74,13 @@ impl Peer {
         self.act(now, state);
     }
 
-    /// Another start of the peer's process has answered.
-    pub(in super::super) fn restarted(&self, incarnation: u64) {
+    /// Another start of the peer's process has answered than was asked.
+    pub(in super::super) fn restarted(&self, asked: Option<u64>, incarnation: u64) {
         let mut state = self.lock();
         let now = self.now();
-        // An answer of the one before may be late.
-        if state.flow.incarnation() != incarnation && !state.buried.has(incarnation) {
+        let there = state.flow.incarnation();
+        // An answer of the one before may be late, and so may one to who asked that.
+        if there != incarnation && asked.unwrap_or(0) == there && !state.buried.has(incarnation) {
             tracing::info!(peer = &*self.name, "the peer was restarted");
             state.bury();
             state.last = None;
