@@ -135,12 +135,6 @@ pub enum CallErrorKind {
     Meaning(String),
 }
 
-impl CallErrorKind {
-    pub(crate) const fn is_refused(&self) -> bool {
-        matches!(self, Self::Refused { .. })
-    }
-}
-
 /// What to do about a name that has no address.
 fn name_advice(error: &io::Error) -> &'static str {
     match error.kind() {

@@ -290,7 +290,7 @@ impl Attempts {
         address.set_port(self.port);
         if wait.is_zero() {
             let untried = CallErrorKind::Unreachable { address, waited: wait };
-            return Err(self.last.take().filter(|last| !last.is_refused()).unwrap_or(untried));
+            return Err(self.last.take().filter(|last| says(last) == 2).unwrap_or(untried));
         }
         self.tried += 1;
         tracing::debug!(%address, "calling");
@@ -306,11 +306,25 @@ impl Attempts {
             io::ErrorKind::TimedOut => CallErrorKind::Unreachable { address, waited: wait },
             _ => CallErrorKind::Connect { address, error },
         };
-        // That nobody is there is known only if all addresses say so: see `CallErrorKind::Refused`.
-        let may_be_there = self.last.as_ref().is_some_and(|last| !last.is_refused());
-        if !may_be_there || !failed.is_refused() {
+        // That nobody is there is known only if all addresses say so to which there is a way: see `CallErrorKind::Refused`.
+        if self.last.as_ref().is_none_or(|last| says(&failed) >= says(last)) {
             self.last = Some(failed);
         }
+    }
+}
+
+/// How much a failure says against that nobody is there: nothing where there is no way from here, as with an address of IPv6
+/// on a host without it.
+fn says(failure: &CallErrorKind) -> u8 {
+    use io::ErrorKind::{AddrNotAvailable, NetworkUnreachable, Unsupported};
+    match failure {
+        CallErrorKind::Connect { error, .. }
+            if matches!(error.kind(), AddrNotAvailable | NetworkUnreachable | Unsupported) =>
+        {
+            0
+        }
+        CallErrorKind::Refused { .. } => 1,
+        _ => 2,
     }
 }
 
@@ -418,13 +432,16 @@ mod tests {
     /// A process is taken for dead then, and a fence of it for confirmed.
     #[test]
     fn a_peer_refuses_only_if_all_of_its_addresses_do() {
-        use io::ErrorKind::{ConnectionRefused, NetworkUnreachable, TimedOut};
+        use io::ErrorKind::{ConnectionRefused, HostUnreachable, NetworkUnreachable, TimedOut};
         let second = Duration::from_secs(1);
         for (kinds, refused) in [
             ([ConnectionRefused, ConnectionRefused], true),
             ([ConnectionRefused, TimedOut], false),
             ([TimedOut, ConnectionRefused], false),
-            ([NetworkUnreachable, ConnectionRefused], false),
+            ([HostUnreachable, ConnectionRefused], false),
+            // To that one there is no way from here.
+            ([NetworkUnreachable, ConnectionRefused], true),
+            ([ConnectionRefused, NetworkUnreachable], true),
         ] {
             let addresses = ["127.0.0.1:0", "[::1]:0"].map(|text| text.parse().unwrap());
             let mut attempts = Attempts::new(addresses.into(), 7, second);
@@ -433,13 +450,13 @@ mod tests {
                 attempts.failed(attempt, kind.into());
             }
             let error = attempts.next(second).unwrap_err();
-            assert_eq!(error.is_refused(), refused, "{kinds:?}: {error}");
+            assert_eq!(says(&error) == 1, refused, "{kinds:?}: {error}");
             // There is no time for the second one.
             let mut attempts = Attempts::new(addresses.into(), 7, second);
             let attempt = attempts.next(second).unwrap();
             attempts.failed(attempt, kinds[0].into());
             let error = attempts.next(Duration::ZERO).unwrap_err();
-            assert!(!error.is_refused(), "{kinds:?}: {error}");
+            assert!(says(&error) == 2, "{kinds:?}: {error}");
         }
     }
 
