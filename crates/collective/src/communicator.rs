@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use millstream_inc::protocol::{AbortReason, Failover, Refusal, ToController};
+use millstream_inc::protocol::{AbortReason, Failover, ToController};
 use millstream_inc::{CollectiveCall, DataType, Mode, ReduceOperation, Stripe};
 
 use crate::call::{Call, Shape};
@@ -15,7 +15,7 @@ use crate::control::{Sender, given_up};
 use crate::failover::{self, FailoverReport, Host};
 use crate::hosted::HostedSwitch;
 use crate::join::{self, JoinConfig, Joined, Waiting};
-use crate::joining::is_rank_taken;
+use crate::joining::{IsTaken, is_rank_taken};
 use crate::local::Forming;
 use crate::memory::{Borrowed, Buffer, Domains, Operands, Pending, Span};
 use crate::path::{Route, Way};
@@ -61,14 +61,14 @@ pub struct Communicator {
 }
 
 impl Communicator {
-    /// Joins a group: returns when all its ranks have, and a switch serves them. When somebody is this rank already, waits up to
-    /// 6 s for the end of that: it may be the same one, and its machine have been reset.
+    /// Joins a group: returns when all its ranks have, and a switch serves them. When somebody is this rank already, from the
+    /// same address, waits up to 6 s for the end of that: it may be the same one, and its machine have been reset.
     pub fn join(config: &JoinConfig) -> Result<Self, JoinError> {
         Self::join_reporting(config, |_| {})
     }
 
-    /// As [`Communicator::join`]. Calls `waiting` about every second while something is missing,
-    /// with what it is.
+    /// As [`Communicator::join`]. Calls `waiting` about every second while something is missing, with what it is, and more often
+    /// at first while somebody else is this rank.
     pub fn join_reporting(
         config: &JoinConfig,
         mut waiting: impl FnMut(&Waiting),
@@ -79,7 +79,7 @@ impl Communicator {
     /// As above. The refusals that are waited out are those for which `is_taken` holds.
     pub(crate) fn join_when_free(
         config: &JoinConfig,
-        is_taken: fn(&Refusal) -> bool,
+        is_taken: IsTaken,
         waiting: &mut dyn FnMut(&Waiting),
     ) -> Result<Self, JoinError> {
         let joined = join::join(config, is_taken, waiting)?;

@@ -1,13 +1,13 @@
 //! Ranks that make communicators together.
 
 use std::hash::{BuildHasher, RandomState};
+use std::net::IpAddr;
 use std::process;
 use std::time::SystemTime;
 
 use millstream_inc::protocol::{MAX_NAME_BYTES, Refusal};
 
 use crate::join::{JoinConfig, Waiting};
-use crate::joining::is_rank_taken;
 use crate::{Communicator, JoinError};
 
 /// The ranks of a job, which make communicators, one after the other.
@@ -32,7 +32,8 @@ impl Group {
         Self::create_reporting(config, |_| {})
     }
 
-    /// As [`Group::create`]. Calls `waiting` about every second while something is missing, with what it is.
+    /// As [`Group::create`]. Calls `waiting` about every second while something is missing, with what it is, and more often
+    /// at first while others have the name.
     pub fn create_reporting(
         config: &JoinConfig,
         mut waiting: impl FnMut(&Waiting),
@@ -92,9 +93,9 @@ fn draw(keys: [RandomState; 2], process: u32, now: SystemTime) -> [u64; 2] {
 }
 
 /// Others have the name, and may be about to end.
-const fn is_name_taken(refusal: &Refusal) -> bool {
-    let differs = matches!(refusal, Refusal::WorldDiffers { .. } | Refusal::GroupTaken { .. });
-    differs || is_rank_taken(refusal)
+const fn is_name_taken(refusal: &Refusal, _own: IpAddr) -> bool {
+    use Refusal::{GroupTaken, RankTaken, WorldDiffers};
+    matches!(refusal, WorldDiffers { .. } | GroupTaken { .. } | RankTaken { .. })
 }
 
 #[cfg(test)]

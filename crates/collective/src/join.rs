@@ -28,7 +28,7 @@ use crate::coordinator::Rendezvous;
 use crate::engine::{Edge, Engine, EngineSlot, MAX_STARTED};
 use crate::failover::OnWire;
 use crate::hosted::{self, HostedSwitch};
-use crate::joining::{Cancellation, Joining};
+use crate::joining::{Cancellation, IsTaken, Joining};
 use crate::local::Forming;
 use crate::memory::Domains;
 use crate::path::{Path, Way};
@@ -91,7 +91,7 @@ pub(crate) struct Joined {
 /// what it asks for, for some seconds of that.
 pub(crate) fn join(
     config: &JoinConfig,
-    is_taken: fn(&Refusal) -> bool,
+    is_taken: IsTaken,
     waiting: &mut dyn FnMut(&Waiting),
 ) -> Result<Joined, JoinError> {
     join_at(config, Device::port_address, is_taken, waiting)
@@ -101,7 +101,7 @@ pub(crate) fn join(
 fn join_at(
     config: &JoinConfig,
     port: impl Fn(&Device) -> PortAddress,
-    is_taken: fn(&Refusal) -> bool,
+    is_taken: IsTaken,
     waiting: &mut dyn FnMut(&Waiting),
 ) -> Result<Joined, JoinError> {
     let devices = [&config.device].into_iter().chain(&config.more_devices);
@@ -147,7 +147,7 @@ pub(crate) fn join_with(
         let (reason, left, pause) = match (joined, refused) {
             (Err(JoinError::Refused(reason)), _) if reason.is_for_load() => (reason, left, PAUSE),
             (Err(JoinError::Refused(reason)), _)
-                if (joining.is_taken)(&reason) && !taken_for.is_zero() =>
+                if (joining.is_taken)(&reason, config.device.address()) && !taken_for.is_zero() =>
             {
                 let pause = retry;
                 retry = PAUSE.min(2 * retry);

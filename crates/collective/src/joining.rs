@@ -1,5 +1,6 @@
 //! What a rank joins with beside its configuration: who hears of its waits, and who may end them.
 
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ pub(crate) struct Joining<'a> {
     pub(crate) waiting: &'a mut dyn FnMut(&Waiting),
     pub(crate) cancellation: &'a Cancellation,
     /// Which refusals are waited out for some seconds: others have what is asked for, and may be about to end, or dead.
-    pub(crate) is_taken: fn(&Refusal) -> bool,
+    pub(crate) is_taken: IsTaken,
     /// A controller that says nothing for so long is given up, though there is no other one.
     pub(crate) silence: Option<Duration>,
     /// Whether the rank may need another place to meet the others later, without a controller.
@@ -26,9 +27,12 @@ pub(crate) struct Joining<'a> {
     pub(crate) local: Option<&'a Arc<LocalEngine>>,
 }
 
-/// Another connection is this rank. It may be the same one, of before its machine was reset.
-pub(crate) const fn is_rank_taken(refusal: &Refusal) -> bool {
-    matches!(refusal, Refusal::RankTaken { .. })
+/// Whether a refusal may be over soon, of who has joined with this address.
+pub(crate) type IsTaken = fn(&Refusal, IpAddr) -> bool;
+
+/// Another connection from the same address is this rank. It may be the same one, of before its machine was reset.
+pub(crate) fn is_rank_taken(refusal: &Refusal, own: IpAddr) -> bool {
+    matches!(refusal, Refusal::RankTaken { holder, .. } if *holder == own)
 }
 
 /// Ends an attempt to join, at once where the controller knows of it. A clone is the same one.

@@ -7,7 +7,7 @@ use std::net::{IpAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
 use common::{
-    Cluster, PATIENCE, address, device, each, join_all, leave, on_both, start_controller,
+    Cluster, PATIENCE, address, device, each, join_all, joined, leave, on_both, start_controller,
 };
 use millstream_collective::{
     Awaited, Call, CollectiveError, Communicator, JoinConfig, JoinError, ReduceOperation, Refusal,
@@ -273,9 +273,10 @@ fn dropped_in(cluster: &Cluster) {
 /// As after a loss of power: nothing closes the connection of before.
 #[test]
 fn a_rank_joins_again_though_its_connection_is_open_at_which_nobody_answers() {
-    let cluster = Cluster::start(1);
-    let (mut ranks, dummy) = with_dummy(&cluster, "reset", 2);
-    let (config, stopwatch) = (cluster.config("reset", 2, 1), Stopwatch::start());
+    let (cluster, device) = (Cluster::start(1), device());
+    let (mut ranks, dummy, _) = with_dummy_at(&cluster, "reset", 2, device.address(), Qpn::new(77));
+    let config = JoinConfig { device, ..cluster.config("reset", 2, 1) };
+    let stopwatch = Stopwatch::start();
     let mut again = std::thread::scope(|scope| {
         let second = scope.spawn(|| Communicator::join(&config).unwrap());
         let error = ranks[0].all_reduce_in_place(&mut vec![1_i32; 1 << 20], Sum).unwrap_err();
@@ -293,11 +294,18 @@ fn a_rank_joins_again_though_its_connection_is_open_at_which_nobody_answers() {
 #[test]
 fn a_rank_that_lives_keeps_its_place_and_who_wants_it_is_told_so_in_time() {
     let cluster = Cluster::start(1);
-    let mut ranks = cluster.group("taken", 2);
+    let configs = [0, 1].map(|rank| cluster.config("taken", 2, rank));
+    let mut ranks = joined(configs.clone());
+    // Whoever has another address is told so at once.
+    let stopwatch = Stopwatch::start();
+    let error = Communicator::join(&cluster.config("taken", 2, 1)).unwrap_err();
+    let taken = matches!(error, JoinError::Refused(Refusal::RankTaken { rank: 1, .. }));
+    let took = stopwatch.took();
+    assert!(taken && took.own() < Duration::from_secs(3), "{error:?}, {took}");
     // It waits for 6 s, or as long as it may if that is less.
     for (timeout, waits) in [(1, 1), (30, 6)] {
         let timeout = Duration::from_secs(timeout);
-        let config = JoinConfig { timeout, ..cluster.config("taken", 2, 1) };
+        let config = JoinConfig { timeout, ..configs[1].clone() };
         let (stopwatch, mut refusals) = (Stopwatch::start(), 0);
         let joined = Communicator::join_reporting(&config, |waiting| {
             refusals += usize::from(waiting.refused.is_some());

@@ -367,8 +367,8 @@ impl SwitchNode {
         let lost = communicator.children.get(child).map(|child| (child.rank, child.is_switch));
         if communicator.aborted().is_none() {
             let abort = match (lost, broken_by(status)) {
-                (Some((rank, _)), Some(violation)) => Abort::Violation { rank, violation },
-                (Some((rank, true)), None) => Abort::SwitchBelowLost { rank },
+                (Some((rank, true)), _) => Abort::SwitchBelowLost { rank },
+                (Some((rank, false)), Some(violation)) => Abort::Violation { rank, violation },
                 (Some((rank, false)), None) => Abort::PeerLost { rank },
                 (None, _) => Abort::ParentLost,
             };
@@ -542,15 +542,15 @@ impl SwitchNode {
     }
 }
 
-/// What a child has done when its connection ends like this; `None` when it is silent.
+/// What a child has done when its connection ends like this; `None` when it is silent, or has failed inside.
 const fn broken_by(status: CompletionStatus) -> Option<Violation> {
     Some(match status {
-        CompletionStatus::RetryExceeded => return None,
+        CompletionStatus::RetryExceeded | CompletionStatus::RemoteOperational => return None,
         CompletionStatus::RemoteAccess => Violation::Destination,
         CompletionStatus::ReceiverNotReadyExceeded => Violation::Receives,
-        CompletionStatus::BadResponse
-        | CompletionStatus::RemoteInvalidRequest
-        | CompletionStatus::RemoteOperational => Violation::Response,
+        CompletionStatus::BadResponse | CompletionStatus::RemoteInvalidRequest => {
+            Violation::Response
+        }
         // Our end refused a request, which ends the connection without a word of its own.
         CompletionStatus::Flushed
         | CompletionStatus::LocalLength

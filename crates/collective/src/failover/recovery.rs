@@ -129,7 +129,11 @@ impl Failover {
         if let Some(local) = &local {
             local.begin_recovery(generation, &error);
         }
-        sender.say_switch_lost(&error, error.to_string(), failed_tree);
+        let detail = match &error {
+            CollectiveError::SwitchLost { detail, .. } => detail.clone(),
+            other => other.to_string(),
+        };
+        sender.say_switch_lost(&error, detail, failed_tree);
         let loss = Loss { since, error, report, lost };
         let is_over = || match &self.lock().phase {
             Phase::Over(error) => Some(error.clone()),

@@ -146,7 +146,7 @@ impl Controller {
                     Some(member) => {
                         let (connection, holder) = (member.connection, member.address);
                         // It may be this rank, of before its machine was reset. If nobody is there, this closes the connection.
-                        self.send_to(connection, FromController::Ping);
+                        self.ask_whether_there(connection);
                         Err(Refusal::RankTaken { group, rank, holder })
                     }
                     None if known.ready => Err(Refusal::GroupTaken { group }),

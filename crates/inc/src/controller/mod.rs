@@ -125,6 +125,8 @@ struct Connection {
     next_ping: Instant,
     /// Questions in a row that got no answer.
     unanswered: u32,
+    /// Somebody wants its place, and since then it was asked whether it is there, and has said nothing.
+    doubted: bool,
 }
 
 #[derive(Debug)]
@@ -267,8 +269,10 @@ impl Controller {
         let role = Role::New { until: now + self.config.introduction_timeout };
         let (term, unanswered) = (self.term_to(connection), 0);
         let next_ping = now + self.config.keep_alive_interval;
-        self.connections
-            .insert(connection, Connection { role, owner, term, next_ping, unanswered });
+        self.connections.insert(
+            connection,
+            Connection { role, owner, term, next_ping, unanswered, doubted: false },
+        );
     }
 
     /// A message has arrived.
@@ -281,7 +285,7 @@ impl Controller {
         self.arrive(now);
         // What was read before we closed the connection.
         let Some(state) = self.connections.get_mut(&connection) else { return };
-        state.unanswered = 0;
+        (state.unanswered, state.doubted) = (0, false);
         let role = state.role;
         if let (Role::New { .. }, Some(term)) = (role, message.obeyed_term())
             && let Err(refusal) = self.exceed(connection, term)
@@ -502,6 +506,14 @@ impl Controller {
     fn send_to(&mut self, connection: Option<ConnectionId>, message: FromController) {
         if let Some(connection) = connection {
             self.send(connection, message);
+        }
+    }
+
+    /// Asks who has a place whether it is there: once, however many want it meanwhile.
+    fn ask_whether_there(&mut self, connection: Option<ConnectionId>) {
+        let asked = connection.and_then(|id| self.connections.get_mut(&id));
+        if asked.is_some_and(|connection| !std::mem::replace(&mut connection.doubted, true)) {
+            self.send_to(connection, FromController::Ping);
         }
     }
 

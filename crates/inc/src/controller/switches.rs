@@ -115,6 +115,10 @@ impl Controller {
             SwitchReport::Mismatch { rank, detail } => {
                 AbortReason::Mismatch { rank, detail: shortened(detail) }
             }
+            // Of a process that was killed its memory may go before its queue pairs.
+            SwitchReport::Violation { rank, detail } if self.is_away(id, rank) => {
+                AbortReason::PeerLost { rank, detail: shortened(detail) }
+            }
             SwitchReport::Violation { rank, detail } => {
                 AbortReason::Violation { rank, detail: shortened(detail) }
             }
@@ -127,6 +131,12 @@ impl Controller {
             None => self.held_gone(communicator),
         }
         self.end_group(id, &End::Aborted(reason));
+    }
+
+    /// Whether the connection of a rank here has ended.
+    fn is_away(&self, id: GroupId, rank: u32) -> bool {
+        let member = self.groups.get(&id).and_then(|group| group.members.get(&rank));
+        member.is_some_and(|member| member.connection.is_none())
     }
 
     /// What a switch says of a connection, with the tree that it is of and a rank's address there, where there are

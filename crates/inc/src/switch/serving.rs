@@ -121,9 +121,9 @@ impl SwitchEvent {
 
 /// How the connection of `switch` to one that is lost has ended, for people.
 fn how_lost(switch: &str, status: CompletionStatus) -> String {
-    match broken_by(status) {
-        None => format!("it does not answer {switch}: {status}"),
-        Some(_) => format!("its connection to {switch} broke: {status}"),
+    match status {
+        CompletionStatus::RetryExceeded => format!("it does not answer {switch}: {status}"),
+        _ => format!("its connection to {switch} broke: {status}"),
     }
 }
 

@@ -283,6 +283,49 @@ fn a_rank_is_displaced_only_when_its_connection_is_dead() {
     assert_eq!(world.heard(hosts[0]), lost(1, "another process has joined in its place"));
 }
 
+/// However many want its place.
+#[test]
+fn who_has_a_place_is_asked_whether_it_is_there_once_until_it_answers() {
+    let mut world = World::new();
+    world.switch(SWITCH, "s", 1);
+    let (hosts, _) = world.ready(10, "g", 2);
+    let pings = |world: &mut World| {
+        for other in 20..25 {
+            let other = ConnectionId(other);
+            world.controller.handle_connected(world.now, other);
+            let join = ToController::Join(hello("g", 2, 1));
+            world.controller.handle_message(world.now, other, join);
+        }
+        let outputs = std::iter::from_fn(|| world.controller.poll_output());
+        let ping = Output::Send { connection: hosts[1], term: 1, message: FromController::Ping };
+        outputs.filter(|output| *output == ping).count()
+    };
+    assert_eq!((pings(&mut world), pings(&mut world)), (1, 0));
+    world.say(hosts[1], ToController::Pong);
+    assert_eq!(pings(&mut world), 1);
+}
+
+/// Of a process that was killed the memory may go before its queue pairs, which the switch takes for a breach.
+#[test]
+fn a_breach_by_a_rank_whose_connection_has_ended_is_its_loss() {
+    for away in [false, true] {
+        let mut world = World::new();
+        world.switch(SWITCH, "s", 1);
+        let (hosts, communicator) = world.ready(10, "g", 2);
+        if away {
+            world.close(hosts[1]);
+        }
+        let detail = "it may not write there".to_owned();
+        let report = SwitchReport::Violation { rank: 1, detail: detail.clone() };
+        world.say(SWITCH, ToController::Report { communicator, report });
+        let reason = match away {
+            true => AbortReason::PeerLost { rank: 1, detail },
+            false => AbortReason::Violation { rank: 1, detail },
+        };
+        assert_eq!(world.heard(hosts[0]), [FromController::Abort { reason }]);
+    }
+}
+
 #[test]
 fn the_first_word_of_a_rank_that_leaves_counts() {
     let mut world = World::new();
