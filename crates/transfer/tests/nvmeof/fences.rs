@@ -203,7 +203,7 @@ fn a_write_whose_fence_is_not_confirmed_fails_as_undefined_and_a_read_goes_on() 
     initiator.free(batch).unwrap();
 }
 
-/// Two connections after the first one the target closes in order, and breaks, before it has confirmed the fence.
+/// The target closes the second connection in order before it has confirmed the fence.
 #[test]
 fn a_fence_that_has_no_answer_is_asked_for_again_over_the_next_connection() {
     let (tell, told) = channel();
@@ -227,7 +227,6 @@ fn a_fence_that_has_no_answer_is_asked_for_again_over_the_next_connection() {
                 stream.write_all(&closing).unwrap();
                 let _ = stream.read_to_end(&mut Vec::new());
             }
-            2 => {}
             _ => {
                 stream.write_all(&done(&asked[8..16])).unwrap();
                 let write = read_write(&mut stream);
@@ -242,7 +241,7 @@ fn a_fence_that_has_no_answer_is_asked_for_again_over_the_next_connection() {
     let write = request(Opcode::Write, (&local, 0), &segment, 0, LENGTH.into());
     initiator.submit_and_wait(&[write], LONG).unwrap();
     let asked: Vec<_> = told.try_iter().collect();
-    assert_eq!(asked.len(), 3);
+    assert_eq!(asked.len(), 2);
     for asked in asked {
         assert_eq!(asked, fence(u64::from_le_bytes(asked[8..16].try_into().unwrap()), 5));
     }
