@@ -76,8 +76,8 @@ fn what_the_first_start_of_a_process_has_said_is_not_taken_for_news_after_the_th
     drop(first);
     // The same address in other words.
     let IpAddr::V4(four) = device else { panic!("{device}") };
-    let [_, b, c, d] = four.octets();
-    let alias = format!("0x7f.{b}.{c}.{d}:{port}");
+    let [a, b, c, d] = four.octets();
+    let alias = format!("{a:#x}.{b}.{c}.{d}:{port}");
     let second = start(device, port);
     let _memory = shared(&second, 100);
     let segment = initiator.open_segment(&alias).unwrap();
