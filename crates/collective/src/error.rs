@@ -388,7 +388,7 @@ impl CollectiveError {
         }
     }
 
-    /// Whether a switch, which is not lost, has told that one further up is, or one below such a one.
+    /// Whether a switch, which is not lost, has told that another one of its tree is.
     pub(crate) fn is_loss_further_up(&self) -> bool {
         // Why the ranks do not go on may follow.
         matches!(self, Self::SwitchLost { detail, .. } if Abort::tells_of_other_switch(detail))

@@ -64,7 +64,7 @@ pub enum CallErrorKind {
     /// The name has no address.
     #[error("its host name does not resolve ({0}): {advice}", advice = name_advice(_0))]
     Resolve(io::Error),
-    /// Nobody listens there, nor at any other address that the name has: a peer that was there has ended.
+    /// Nobody listens there, nor at any other address of the name to which there is a way: a peer that was there has ended.
     #[error("connection to {address} refused: no process listens there")]
     Refused {
         /// The address tried last.

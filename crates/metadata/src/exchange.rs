@@ -290,7 +290,7 @@ impl Attempts {
         address.set_port(self.port);
         if wait.is_zero() {
             let untried = CallErrorKind::Unreachable { address, waited: wait };
-            return Err(self.last.take().filter(|last| says(last) == 2).unwrap_or(untried));
+            return Err(self.last.take().filter(|it| says(it) == Says::May).unwrap_or(untried));
         }
         self.tried += 1;
         tracing::debug!(%address, "calling");
@@ -313,18 +313,27 @@ impl Attempts {
     }
 }
 
-/// How much a failure says against that nobody is there: nothing where there is no way from here, as with an address of IPv6
-/// on a host without it.
-fn says(failure: &CallErrorKind) -> u8 {
+/// What a failure says of whether somebody is there. The last one counts for more.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+enum Says {
+    /// Nothing: there is no way from here, as with an address of IPv6 on a host without it.
+    Nothing,
+    /// Nobody is.
+    Nobody,
+    /// Somebody may be.
+    May,
+}
+
+fn says(failure: &CallErrorKind) -> Says {
     use io::ErrorKind::{AddrNotAvailable, NetworkUnreachable, Unsupported};
     match failure {
         CallErrorKind::Connect { error, .. }
             if matches!(error.kind(), AddrNotAvailable | NetworkUnreachable | Unsupported) =>
         {
-            0
+            Says::Nothing
         }
-        CallErrorKind::Refused { .. } => 1,
-        _ => 2,
+        CallErrorKind::Refused { .. } => Says::Nobody,
+        _ => Says::May,
     }
 }
 
@@ -450,13 +459,13 @@ mod tests {
                 attempts.failed(attempt, kind.into());
             }
             let error = attempts.next(second).unwrap_err();
-            assert_eq!(says(&error) == 1, refused, "{kinds:?}: {error}");
+            assert_eq!(says(&error) == Says::Nobody, refused, "{kinds:?}: {error}");
             // There is no time for the second one.
             let mut attempts = Attempts::new(addresses.into(), 7, second);
             let attempt = attempts.next(second).unwrap();
             attempts.failed(attempt, kinds[0].into());
             let error = attempts.next(Duration::ZERO).unwrap_err();
-            assert!(says(&error) == 2, "{kinds:?}: {error}");
+            assert!(says(&error) == Says::May, "{kinds:?}: {error}");
         }
     }
 

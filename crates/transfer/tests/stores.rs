@@ -126,10 +126,7 @@ impl KeyValue for MapServer {
 #[test]
 fn engines_with_names_move_bytes_and_messages() {
     let server = MapServer::default();
-    let (target, initiator) = (server.engine("node-a"), server.engine("node-b"));
-    for engine in [&target, &initiator] {
-        engine.install_rdma(RdmaConfig::new(&[engine.listening_at().ip()])).unwrap();
-    }
+    let (target, initiator) = pair(&server);
     assert_eq!((target.name(), initiator.name()), ("node-a", "node-b"));
     let theirs = shared(&target, 1 << 20);
     let ours = private(&initiator, 1 << 20);
@@ -191,7 +188,7 @@ fn a_target_that_closes_tells_initiators_whose_names_are_no_addresses() {
     }
 }
 
-/// Two engines with a device each, and a segment of the first.
+/// Two engines with a device each.
 fn pair(server: &MapServer) -> (TransferEngine, TransferEngine) {
     let (target, initiator) = (server.engine("node-a"), server.engine("node-b"));
     for engine in [&target, &initiator] {

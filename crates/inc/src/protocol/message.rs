@@ -139,7 +139,7 @@ pub enum ToController {
         /// of it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         switch: Option<LostSwitch>,
-        /// The switch that it is connected to lives, and has told that one further up is lost, or one below such a one.
+        /// The switch that it is connected to lives, and has told that another one of its tree is lost.
         #[serde(default, skip_serializing_if = "Not::not")]
         further_up: bool,
     },

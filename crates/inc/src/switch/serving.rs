@@ -89,7 +89,7 @@ impl SwitchEvent {
     /// What the controller is told of it, if something. `above` is the address of the switch above.
     pub fn report(&self, above: Option<IpAddr>) -> Option<SwitchReport> {
         Some(match *self {
-            // The violation that follows says what it has done. Of a switch, that would not name the switch.
+            // The violation that follows says what it has done. None follows of a switch.
             Self::ChildLost { is_switch: false, status, .. } if broken_by(status).is_some() => {
                 return None;
             }

@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::channel;
 use std::thread;
 
@@ -10,22 +11,14 @@ use millstream_transfer::{NvmeofConfig, Opcode, SubmitOptions, TransferState};
 
 use crate::common::{LONG, address, contents, private};
 use crate::fixture::{
-    Folder, HELLO, asked, descriptor, engine, fake_target, pair, request, says_at, target_at,
-    writable,
+    Folder, HELLO, asked, descriptor, engine, fake_target, pair, reply, request, says_at,
+    target_at, writable,
 };
 
 const LENGTH: u32 = 4096;
 
 /// A hello that asks for the name of its connection.
 const ASKS_FOR_NAME: &[u8] = b"MSFILES\n\x01\0\x01\0";
-
-/// What ends a request that moved no data here.
-fn done(id: &[u8]) -> [u8; 24] {
-    let mut reply = [0; 24];
-    reply[0] = 1;
-    reply[8..16].copy_from_slice(id);
-    reply
-}
 
 fn named(name: u128) -> [u8; 24] {
     let mut reply = [0; 24];
@@ -120,7 +113,7 @@ fn a_write_is_sent_again_behind_a_fence_so_often_as_a_read() {
         let is_done = fences == [20];
         told.send(fences).unwrap();
         if is_done {
-            stream.write_all(&done(&write[8..16])).unwrap();
+            stream.write_all(&reply(&write, 0)).unwrap();
             let _ = stream.read(&mut [0]);
         }
     });
@@ -151,7 +144,7 @@ fn heard_of(stream: &mut TcpStream) -> Vec<u128> {
         let mut fence = [0; 40];
         stream.read_exact(&mut fence).unwrap();
         fences.push(u128::from_le_bytes(fence[24..].try_into().unwrap()));
-        stream.write_all(&done(&fence[8..16])).unwrap();
+        stream.write_all(&reply(&fence, 0)).unwrap();
     }
     stream.write_all(&named(fences.last().unwrap_or(&0) + 10)).unwrap();
     fences
@@ -176,9 +169,7 @@ fn a_write_whose_fence_is_not_confirmed_fails_as_undefined_and_a_read_goes_on() 
             }
             let requests = asked(&mut stream, 2, LENGTH);
             tell.send(requests.iter().map(|request| request[0]).collect::<Vec<_>>()).unwrap();
-            let mut reply = done(&requests[1][8..16]);
-            reply[4..8].copy_from_slice(&LENGTH.to_le_bytes());
-            stream.write_all(&reply).unwrap();
+            stream.write_all(&reply(&requests[1], LENGTH)).unwrap();
             stream.write_all(&[9; LENGTH as usize]).unwrap();
             let _ = stream.read(&mut [0]);
         }
@@ -203,15 +194,16 @@ fn a_write_whose_fence_is_not_confirmed_fails_as_undefined_and_a_read_goes_on() 
     initiator.free(batch).unwrap();
 }
 
-/// The target closes the second connection in order before it has confirmed the fence.
-#[test]
-fn a_fence_that_has_no_answer_is_asked_for_again_over_the_next_connection() {
-    let (tell, told) = channel();
-    let turn = std::sync::atomic::AtomicU32::new(0);
-    let (_server, name) = fake_target(move |mut stream| {
+/// A target whose first connection breaks with a WRITE. What is said first over each later one it leaves to the function, with
+/// how many were before that. They are named by numbers from 5 on.
+fn that_breaks(
+    then: impl Fn(u32, [u8; 40], TcpStream) + Send + 'static,
+) -> (millstream_metadata::Server, String) {
+    let turn = AtomicU32::new(0);
+    fake_target(move |mut stream| {
         stream.write_all(HELLO).unwrap();
         stream.read_exact(&mut [0; 12]).unwrap();
-        let turn = turn.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let turn = turn.fetch_add(1, Ordering::Relaxed);
         stream.write_all(&named(u128::from(turn) + 5)).unwrap();
         if turn == 0 {
             read_write(&mut stream);
@@ -219,6 +211,23 @@ fn a_fence_that_has_no_answer_is_asked_for_again_over_the_next_connection() {
         }
         let mut asked = [0; 40];
         stream.read_exact(&mut asked).unwrap();
+        then(turn, asked, stream);
+    })
+}
+
+/// Confirms a fence, and does the WRITE that follows.
+fn confirm(fence: [u8; 40], mut stream: TcpStream) {
+    stream.write_all(&reply(&fence, 0)).unwrap();
+    let write = read_write(&mut stream);
+    stream.write_all(&reply(&write, 0)).unwrap();
+    let _ = stream.read(&mut [0]);
+}
+
+/// The target closes the second connection in order before it has confirmed the fence.
+#[test]
+fn a_fence_that_has_no_answer_is_asked_for_again_over_the_next_connection() {
+    let (tell, told) = channel();
+    let (_server, name) = that_breaks(move |turn, asked, mut stream| {
         tell.send(asked).unwrap();
         match turn {
             1 => {
@@ -227,12 +236,7 @@ fn a_fence_that_has_no_answer_is_asked_for_again_over_the_next_connection() {
                 stream.write_all(&closing).unwrap();
                 let _ = stream.read_to_end(&mut Vec::new());
             }
-            _ => {
-                stream.write_all(&done(&asked[8..16])).unwrap();
-                let write = read_write(&mut stream);
-                stream.write_all(&done(&write[8..16])).unwrap();
-                let _ = stream.read(&mut [0]);
-            }
+            _ => confirm(asked, stream),
         }
     });
     let initiator = engine(NvmeofConfig::default());
@@ -251,33 +255,17 @@ fn a_fence_that_has_no_answer_is_asked_for_again_over_the_next_connection() {
 #[test]
 fn a_connection_that_went_on_without_a_fence_is_fenced_itself() {
     let (tell, told) = channel();
-    let turn = std::sync::atomic::AtomicU32::new(0);
-    let (_server, name) = fake_target(move |mut stream| {
-        stream.write_all(HELLO).unwrap();
-        stream.read_exact(&mut [0; 12]).unwrap();
-        let turn = turn.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        stream.write_all(&named(u128::from(turn) + 5)).unwrap();
-        if turn == 0 {
-            read_write(&mut stream);
-            return;
-        }
-        let mut asked = [0; 40];
-        stream.read_exact(&mut asked).unwrap();
+    let (_server, name) = that_breaks(move |turn, asked, mut stream| {
         tell.send(asked[24]).unwrap();
         match turn {
             1 => {}
             2 => {
                 // Not confirmed: the WRITE fails, and others follow.
                 let write = read_write(&mut stream);
-                stream.write_all(&done(&write[8..16])).unwrap();
+                stream.write_all(&reply(&write, 0)).unwrap();
                 read_write(&mut stream);
             }
-            _ => {
-                stream.write_all(&done(&asked[8..16])).unwrap();
-                let write = read_write(&mut stream);
-                stream.write_all(&done(&write[8..16])).unwrap();
-                let _ = stream.read(&mut [0]);
-            }
+            _ => confirm(asked, stream),
         }
     });
     let initiator = engine(NvmeofConfig::default());
@@ -308,24 +296,24 @@ fn connections_end_at_the_fence_of_another_one_and_at_no_strangers() {
         assert_eq!((&said[..12], said[12]), (HELLO, 4));
         (stream, u128::from_le_bytes(said[20..].try_into().unwrap()))
     };
-    let reply = |stream: &mut TcpStream| {
-        let mut reply = [0; 24];
-        stream.read_exact(&mut reply).unwrap();
-        reply
+    let answer = |stream: &mut TcpStream| {
+        let mut answer = [0; 24];
+        stream.read_exact(&mut answer).unwrap();
+        answer
     };
     let [(mut first, first_name), (mut second, own_name), (mut third, _)] =
         [(); 3].map(|()| connect());
     second.write_all(&fence(7, first_name)).unwrap();
-    assert_eq!(reply(&mut second), done(&7u64.to_le_bytes()));
+    assert_eq!(answer(&mut second), reply(&fence(7, 0), 0));
     assert_eq!(first.read(&mut [0]).unwrap(), 0, "it was closed");
     // Nobody has this name, or not any more.
     for (id, name) in [(8, first_name), (9, 1)] {
         second.write_all(&fence(id, name)).unwrap();
-        assert_eq!(reply(&mut second), done(&id.to_le_bytes()));
+        assert_eq!(answer(&mut second), reply(&fence(id, 0), 0));
     }
     // Its own.
     second.write_all(&fence(10, own_name)).unwrap();
     assert_eq!(second.read(&mut [0]).unwrap(), 0);
     third.write_all(&fence(11, 1)).unwrap();
-    assert_eq!(reply(&mut third), done(&11u64.to_le_bytes()), "it is still there");
+    assert_eq!(answer(&mut third), reply(&fence(11, 0), 0), "it is still there");
 }

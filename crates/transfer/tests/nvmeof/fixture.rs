@@ -181,3 +181,12 @@ pub(crate) fn asked(stream: &mut TcpStream, count: usize, length: u32) -> Vec<[u
     }
     requests
 }
+
+/// What answers a request that is done, and so many bytes of a READ follow.
+pub(crate) fn reply(request: &[u8], length: u32) -> [u8; 24] {
+    let mut reply = [0; 24];
+    reply[0] = 1;
+    reply[4..8].copy_from_slice(&length.to_le_bytes());
+    reply[8..16].copy_from_slice(&request[8..16]);
+    reply
+}

@@ -8,18 +8,9 @@ use std::time::{Duration, Instant};
 use millstream_transfer::{NvmeofConfig, Opcode, SubmitOptions, TransferState};
 
 use crate::common::{LONG, contents, private};
-use crate::fixture::{asked, engine, fake_target, request};
+use crate::fixture::{asked, engine, fake_target, reply, request};
 
 const LENGTH: u32 = 512 << 10;
-
-/// What answers a READ of so many bytes.
-fn reply(request: &[u8; 40], length: u32) -> [u8; 24] {
-    let mut reply = [0; 24];
-    reply[0] = 1;
-    reply[4..8].copy_from_slice(&length.to_le_bytes());
-    reply[8..16].copy_from_slice(&request[8..16]);
-    reply
-}
 
 /// The memory is registered still, and its owner uses it for something else.
 #[test]
