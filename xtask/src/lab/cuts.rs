@@ -23,6 +23,9 @@ const WINDOW: Duration = Duration::from_millis(100);
 const COPY: u64 = 256 << 20;
 /// So much of the copy has come when the link is cut.
 const CUT_AFTER: u64 = 64 << 20;
+/// All of the copy has come when no more than this follows: the process goes on for a while, with its file, and says that
+/// it goes.
+const AFTERWARDS: u64 = 64 << 10;
 
 /// Of a stream: before the cut, while it lasts, and after it.
 const BEFORE: Duration = Duration::from_secs(2);
@@ -81,11 +84,14 @@ pub(super) fn copy(mut site: Site, op: &str, how: Cut) -> Result<Value> {
         crate::process::output(&mut get)?;
     }
     ensure!(same(&noise, &back)?, "{op}, {how:?}: wrong bytes");
+    let all = samples.last().map_or(0, |last| last.bytes);
+    let come = samples.iter().find(|sample| sample.bytes + AFTERWARDS >= all);
+    let come = come.map_or(took, |sample| sample.at);
     let rates = figures::rates(&samples, WINDOW);
     Ok(json!({
         "what": "copy", "op": op, "how": how, "bytes": COPY, "identical": true,
         "seconds": took.as_secs_f64(),
-        "after_cut": recovery(&rates, cut_at, took, WITHOUT_ONE, one(&rates, cut_at)),
+        "after_cut": recovery(&rates, cut_at, come, WITHOUT_ONE, one(&rates, cut_at)),
     }))
 }
 
