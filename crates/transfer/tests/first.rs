@@ -4,11 +4,13 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{LONG, contents, engine, private, request, shared};
+use common::{LONG, contents, engine, is_emulated, private, request, shared};
 use millstream_transfer::Opcode;
 
 /// With the segment opened, the handshake, and what connects. It takes a tenth of that on an idle machine.
 const LIMIT: Duration = Duration::from_millis(20);
+/// Where nothing but a wait for a timer is that slow.
+const EMULATED_LIMIT: Duration = Duration::from_millis(200);
 
 #[test]
 fn the_first_transfer_is_done_soon() {
@@ -29,5 +31,6 @@ fn the_first_transfer_is_done_soon() {
     all.sort_unstable();
     println!("{all:?}");
     // Others may have had the processors meanwhile, but not each time.
-    assert!(all[0] < LIMIT, "{all:?}");
+    let limit = if is_emulated() { EMULATED_LIMIT } else { LIMIT };
+    assert!(all[0] < limit, "{all:?}");
 }

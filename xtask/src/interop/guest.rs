@@ -49,6 +49,8 @@ pub(super) struct Guest {
     share: PathBuf,
     console: PathBuf,
     commands: u32,
+    /// Its processor is, and some thirty times slower than this machine's.
+    pub(super) is_emulated: bool,
 }
 
 /// A command that runs in the guest.
@@ -104,7 +106,8 @@ impl Guest {
             .stderr(log)
             .spawn()
             .context("cannot start qemu")?;
-        let guest = Self { child: RefCell::new(child), share, console, commands: 0 };
+        let is_emulated = accelerator == "tcg";
+        let guest = Self { child: RefCell::new(child), share, console, commands: 0, is_emulated };
         let start = Instant::now();
         while !guest.has("up") {
             if let Some(status) = guest.ended() {

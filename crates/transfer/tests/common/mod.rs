@@ -37,6 +37,11 @@ pub(crate) fn engine_with(config: RdmaConfig) -> TransferEngine {
     engine
 }
 
+/// Whether the processor is emulated, as `MILLSTREAM_TEST_EMULATED` says, and too slow for bounds of real ones.
+pub(crate) fn is_emulated() -> bool {
+    std::env::var_os("MILLSTREAM_TEST_EMULATED").is_some()
+}
+
 /// Two numbers, as in `64x8`.
 pub(crate) fn numbers(text: &str) -> (usize, usize) {
     let (first, second) = text.split_once('x').unwrap();

@@ -91,8 +91,9 @@ impl Test {
     /// Runs it. What it prints goes to `STEM.kernel.log`.
     pub(super) fn run(&self, guest: &mut Guest, stem: &Path) -> Result<()> {
         let program = guest.lend(&self.program)?;
+        let emulated = if guest.is_emulated { "MILLSTREAM_TEST_EMULATED=1 " } else { "" };
         let test = guest.start(&format!(
-            "RUST_BACKTRACE=1 MILLSTREAM_REQUIRE=all MILLSTREAM_TEST_CUT_LINKS=1 \
+            "{emulated}RUST_BACKTRACE=1 MILLSTREAM_REQUIRE=all MILLSTREAM_TEST_CUT_LINKS=1 \
              MILLSTREAM_TEST_DEVICES={DEVICES} MILLSTREAM_TEST_DEAD={DEAD} exec ./{program} --exact {} --nocapture",
             self.test
         ))?;
