@@ -31,7 +31,7 @@ const REFUSED: Duration = Duration::from_secs(1);
 const SILENT: Duration = Duration::from_secs(5);
 /// A batch with a healthy peer that takes longer has waited for others.
 const HELD_UP: Duration = Duration::from_secs(1);
-/// Both, where it takes longer by the processor's own time.
+/// In place of `REFUSED` and `HELD_UP`, where the processor is emulated.
 const EMULATED: Duration = Duration::from_secs(4);
 
 /// The processes that the tests start. As a test of its own, nothing.

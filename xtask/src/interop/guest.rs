@@ -49,7 +49,7 @@ pub(super) struct Guest {
     share: PathBuf,
     console: PathBuf,
     commands: u32,
-    /// Its processor is, and some thirty times slower than this machine's.
+    /// Its processor is, and much slower than this machine's.
     pub(super) is_emulated: bool,
 }
 

@@ -84,9 +84,7 @@ pub(super) fn copy(mut site: Site, op: &str, how: Cut) -> Result<Value> {
         crate::process::output(&mut get)?;
     }
     ensure!(same(&noise, &back)?, "{op}, {how:?}: wrong bytes");
-    let all = samples.last().map_or(0, |last| last.bytes);
-    let come = samples.iter().find(|sample| sample.bytes + AFTERWARDS >= all);
-    let come = come.map_or(took, |sample| sample.at);
+    let come = figures::all_but(&samples, AFTERWARDS).unwrap_or(took);
     let rates = figures::rates(&samples, WINDOW);
     Ok(json!({
         "what": "copy", "op": op, "how": how, "bytes": COPY, "identical": true,

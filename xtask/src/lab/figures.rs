@@ -37,6 +37,12 @@ pub(super) fn first_at(
     inside.into_iter().find(|(_, reached)| *reached >= rate).map(|(at, _)| *at)
 }
 
+/// When all had come but so many bytes.
+pub(super) fn all_but(samples: &[Sample], rest: u64) -> Option<Duration> {
+    let all = samples.last()?.bytes;
+    samples.iter().find(|sample| sample.bytes + rest >= all).map(|sample| sample.at)
+}
+
 /// The longest time in which nothing came, of those that begin in a time.
 pub(super) fn longest_gap(samples: &[Sample], from: Duration, to: Duration) -> Duration {
     let mut since = from;
@@ -109,6 +115,17 @@ mod tests {
         assert_eq!(longest_gap(&samples, ms(0), ms(30)), ms(15));
         assert_eq!(longest_gap(&samples, ms(20), ms(30)), ms(5));
         assert_eq!(longest_gap(&samples, ms(25), ms(60)), ms(35), "nothing came any more");
+    }
+
+    #[test]
+    fn all_has_come_before_the_rest() {
+        let samples = [(0, 0), (5, 90), (10, 99), (15, 99), (20, 100)];
+        let samples = samples.map(|(at, bytes)| Sample { at: ms(at), bytes });
+        assert_eq!(
+            [0, 1, 10].map(|rest| all_but(&samples, rest)),
+            [20, 10, 5].map(|at| Some(ms(at)))
+        );
+        assert_eq!(all_but(&[], 0), None);
     }
 
     #[test]

@@ -33,8 +33,8 @@ done
 for number in 1 2 3 4 5 6 7 8; do
     until grep -q ACTIVE /sys/class/infiniband/rxe$number/ports/1/state; do usleep 20000; done
 done
-# Each knows where the others are. A queue pair that has to ask first waits for a second here: over veth
-# the answer comes before ib_core listens for it, and then that asks again after its timeout only.
+# Each knows where the others are. The first queue pair that had to ask took a second here, which is
+# ib_core's timeout: presumably the answer comes over veth before that listens for it.
 for from in 1 2 3 4 5 6 7 8; do
     for to in 1 2 3 4 5 6 7 8; do
         [ $from = $to ] ||
