@@ -17,6 +17,7 @@ use crate::control::{ConnectError, ReceiveError, Receiver, Sender};
 use crate::engine::Engine;
 use crate::hosted::HostedSwitch;
 use crate::local::LocalEngine;
+use crate::path::Way;
 
 /// How often the switch is asked whether it is there.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
@@ -35,7 +36,7 @@ const SILENCE: [Duration; 2] = [Duration::from_secs(2), Duration::from_secs(5)];
 /// What hears the controller's news.
 pub(crate) trait Watched: Send {
     /// Asks the switch, if there is one, whether it is there. In shared memory who waits looks at the others itself.
-    fn probe(&self) {}
+    fn probe(&self);
     /// Why it is of no more use, if so.
     fn failure(&self) -> Option<CollectiveError>;
     fn fail(&self, error: CollectiveError);
@@ -74,6 +75,12 @@ impl Watched for Arc<Engine> {
 }
 
 impl Watched for Arc<LocalEngine> {
+    fn probe(&self) {
+        if let Some(Way::Switch(engine)) = self.wire() {
+            engine.probe();
+        }
+    }
+
     fn failure(&self) -> Option<CollectiveError> {
         LocalEngine::failure(self)
     }

@@ -362,6 +362,37 @@ fn who_does_not_call_is_named_by_its_host_and_the_host_by_others() {
 }
 
 #[test]
+fn who_has_called_late_is_not_named_where_another_host_has_not_called() {
+    const LIMIT: Duration = Duration::from_secs(5);
+    let cluster = Cluster::start(1);
+    let mut all = configs(&cluster, "later", TWO, 1);
+    for rank in [0, 3] {
+        all[rank].call_timeout = LIMIT;
+    }
+    let mut ranks = joined(all);
+    let heard = Barrier::new(TWO.len());
+    let errors = each(&mut ranks, |communicator| {
+        match communicator.rank() {
+            // In time for rank 3, whose time is over long before its own is.
+            0 => std::thread::sleep(LIMIT - Duration::from_millis(750)),
+            3 => {}
+            _ => {
+                heard.wait();
+            }
+        }
+        let error = communicator.barrier().unwrap_err();
+        if TWO[communicator.rank() as usize] == 0 {
+            heard.wait();
+        }
+        error
+    });
+    for error in errors {
+        let CollectiveError::Overdue { ranks, .. } = &error else { panic!("{error}") };
+        assert_eq!(**ranks, [1], "{error}");
+    }
+}
+
+#[test]
 fn a_switch_that_dies_is_named_to_all_ranks_of_all_hosts() {
     let mut cluster = Cluster::start(1);
     let mut ranks = group(&cluster, "switch", TWO);
@@ -375,6 +406,33 @@ fn a_switch_that_dies_is_named_to_all_ranks_of_all_hosts() {
         assert_eq!(lost, switch);
         // They want no fall-back.
         assert!(!detail.contains("other trees"), "{detail}");
+    }
+}
+
+/// What has been sent is acknowledged: nothing but a question would show it.
+#[test]
+fn a_switch_that_dies_while_ranks_wait_for_a_host_is_named() {
+    let mut cluster = Cluster::start(1);
+    let configs = configs(&cluster, "waits", TWO, 1);
+    let device = configs[0].device.clone();
+    let mut ranks = joined(configs);
+    each(&mut ranks, |communicator| all_of(communicator, 10));
+    let received = || device.driver_counters().received_datagrams;
+    let before = received();
+    for rank in [0, 3] {
+        let buffer = ranks[rank].allocate::<i64>(10).unwrap();
+        ranks[rank].start(Call::AllReduce(Sum), buffer).unwrap();
+    }
+    while received() == before {
+        std::thread::yield_now();
+    }
+    let switch = ranks[0].switch().unwrap().1;
+    cluster.switches.clear();
+    for rank in [0, 3] {
+        let error = ranks[rank].wait::<i64>(Duration::from_secs(10)).unwrap_err();
+        let is_it =
+            matches!(&error, CollectiveError::SwitchLost { switch: lost, .. } if *lost == switch);
+        assert!(is_it, "{error}");
     }
 }
 

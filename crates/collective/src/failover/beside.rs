@@ -12,6 +12,7 @@ use super::meeting::{Meeting, Rejoining};
 use super::recovery::name;
 use super::state::is_loss;
 use super::{FailoverReport, longest_search};
+use crate::CollectiveError;
 use crate::control::{Sender, given_up};
 use crate::coordinator::Rendezvous;
 use crate::join::{JoinConfig, Joined};
@@ -19,7 +20,6 @@ use crate::joining::Cancellation;
 use crate::local::{LocalEngine, Recovery};
 use crate::memory::Domains;
 use crate::watcher::{Watched, Watcher};
-use crate::{CollectiveError, LONGEST};
 
 /// How often who waits for a report looks whether there will be one.
 const LOOK: Duration = Duration::from_millis(50);
@@ -174,7 +174,7 @@ impl Beside {
 
     /// Waits until its host does not look for other trees.
     pub(super) fn settle(&self) {
-        let end = Instant::now() + longest_search(self.config.call_timeout.min(LONGEST));
+        let end = Instant::now() + longest_search(self.config.call_timeout);
         while let Some(at) = self.local.recovery()
             && (at.is_under_way || self.lock().generation != at.generation)
             && self.is_over().is_none()
@@ -221,6 +221,9 @@ impl Beside {
 pub(crate) struct BesideWire(pub(crate) Arc<LocalEngine>);
 
 impl Watched for BesideWire {
+    /// Who is on the wire asks.
+    fn probe(&self) {}
+
     fn failure(&self) -> Option<CollectiveError> {
         self.0.failure()
     }

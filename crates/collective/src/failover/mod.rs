@@ -50,7 +50,7 @@ const MAX_CALLS: usize = 1 << 16;
 /// How long who is on the wire for others of its host may look for other trees, where a call may take so long: until the
 /// ranks have met, and made up for what was lost.
 pub(crate) fn longest_search(call_limit: Duration) -> Duration {
-    PATIENCE * 2 + call_limit.max(PATIENCE)
+    PATIENCE * 2 + call_limit.clamp(PATIENCE, LONGEST)
 }
 
 /// A communicator has gone on over other trees.

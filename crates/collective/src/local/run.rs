@@ -31,14 +31,14 @@ use super::layout::{SLOT_BYTES, SMALL_BYTES};
 use super::reduce::Blocks;
 use super::wait::{self, NAP, Spinning};
 use super::wire::Wire;
-use crate::CollectiveError;
 use crate::failover::longest_search;
 use crate::tree::Work;
+use crate::{CollectiveError, LONGEST};
 
 /// So many bytes of all ranks together are reduced by each rank for itself. More are cheaper in slices.
 pub(super) const SMALL_IN_ALL: usize = 32 << 10;
 
-/// How much longer than its own time is over a rank waits for the one that is on the wire, which asks the switches then.
+/// How much longer than the time of the rank that is on the wire is over the others wait for it: it asks the switches then.
 const WIRE_PATIENCE: Duration = Duration::from_secs(4);
 
 /// Why a collective does not go on.
@@ -70,6 +70,8 @@ pub(super) struct Runner {
     looked: Instant,
     /// Since when other trees are looked for, as this rank has seen.
     searching: Option<Instant>,
+    /// When all ranks of the host were seen to have called the collective that is under way.
+    agreed: Option<Instant>,
 }
 
 /// A collective, and when it must be over.
@@ -98,7 +100,7 @@ impl Runner {
         let ranks = NonZeroU32::new(area.world).unwrap_or(NonZeroU32::MIN);
         let blocks = Blocks::new(area.members.has_others());
         let (spinning, chunks, looked) = (Spinning::of(area.world), 0, Instant::now());
-        let searching = None;
+        let (searching, agreed) = (None, None);
         Self {
             area,
             processes,
@@ -111,6 +113,7 @@ impl Runner {
             wire,
             looked,
             searching,
+            agreed,
         }
     }
 
@@ -130,6 +133,7 @@ impl Runner {
             }
             Collective::Broadcast | Collective::AllGather | Collective::Barrier => None,
         };
+        self.agreed = None;
         let paused = self.area.paused();
         let task = Task { work, descriptor, bytes, kernel, deadline, paused, stop };
         match self.is_small(&task) {
@@ -146,7 +150,9 @@ impl Runner {
         if let Some(failure) = self.area.announce(self.rank, &task.descriptor) {
             return Err(self.fail(failure));
         }
-        self.pass(task)
+        self.pass(task)?;
+        self.agreed = Some(Instant::now());
+        Ok(())
     }
 
     /// Arrives at the next barrier, and waits until all have.
@@ -182,7 +188,8 @@ impl Runner {
             let members = &self.area.members;
             let late = || (0..self.area.world).filter(|&rank| self.area.lacks(rank, barrier));
             // Who is on the wire waits for other hosts, most likely, and hears which.
-            if members.has_others() && late().eq([0]) && now < deadline + WIRE_PATIENCE {
+            let wire_until = self.wire_deadline(task).filter(|_| members.has_others());
+            if late().eq([0]) && wire_until.is_some_and(|until| now < until) {
                 return Ok(NAP);
             }
             let late = late().map(|place| members.rank(place));
@@ -204,6 +211,13 @@ impl Runner {
     /// When a collective must be over. The time in which other trees are looked for does not count.
     pub(super) fn deadline(&self, task: &Task<'_>) -> Instant {
         task.deadline + self.area.paused().saturating_sub(task.paused)
+    }
+
+    /// Until when who is on the wire has asked the switches whom they wait for, if it has called the collective: it may
+    /// have called later than this rank, so its time may be over later.
+    fn wire_deadline(&self, task: &Task<'_>) -> Option<Instant> {
+        let paused = self.area.paused().saturating_sub(task.paused);
+        Some(self.agreed? + task.work.limit.min(LONGEST) + paused + WIRE_PATIENCE)
     }
 
     /// Ends the group. Another rank may have done so first, and better.
