@@ -11,8 +11,8 @@ use millstream_inc::{
     Field, Mismatch, Mode, ReduceOperation, StartError, Stripe, SwitchEvent, Violation,
 };
 use millstream_roce::{
-    Access, CompletionStatus, IcrcCheck, Instant, Piece, ProtectionDomainId, SendOperation,
-    SendRequest,
+    Access, CompletionStatus, IcrcCheck, Instant, Piece, ProtectionDomainId, ReceiveRequest,
+    SendOperation, SendRequest,
 };
 use millstream_wire::{Bth, Opcode, Psn};
 use network::{COMMUNICATOR, Faults, Network, RAW, Setup, int32};
@@ -567,6 +567,43 @@ fn who_has_called_and_not_sent_its_data_is_named_and_who_waits_for_results_is_no
             panic!("{outcome:?}");
         };
         assert_eq!(overdue.named(), [1]);
+    }
+}
+
+/// They have nothing to send, and say so of half a window at once.
+#[test]
+fn who_waits_for_the_root_of_a_broadcast_is_not_named() {
+    for (window, written) in [(4, 0), (4, 1), (8, 1), (8, 3), (8, 5)] {
+        let mut network = Network::new(Setup { window, ..Setup::default() });
+        let calls = [0, 1, 2, 3].map(|rank| {
+            let (data_type, operation) = (DataType::Int32, ReduceOperation::Sum);
+            let call = network.call(rank, &[1; 5000], data_type, operation, int32, false);
+            CollectiveCall { collective: Collective::Broadcast, ..call }
+        });
+        (1..4).for_each(|rank| network.start(rank, &calls[rank]));
+        let Rude::Send(bytes) = descriptor(0, Collective::Broadcast, 5000) else { unreachable!() };
+        let CollectiveCall { destination_address, destination_key, .. } = calls[0];
+        let root = Descriptor::parse(&bytes).unwrap();
+        let root = Descriptor { destination_address, destination_key, ..root };
+        let mut rude = vec![Rude::Send(root.to_bytes())];
+        let host = &mut network.hosts[0];
+        // As many as there may be, for what it is told.
+        let receive = ReceiveRequest { id: RAW | 1 << 16, pieces: [Piece::default()] };
+        while host.endpoint.post_receive(host.qpn, &receive).is_ok() {}
+        rude.resize(written + 1, Rude::Write(512));
+        misbehave(&mut network, 0, &rude);
+        network.run_to_rest();
+        network.hosts[3].worker.give_up();
+        network.service(3);
+        network.run_until("the others have heard", |network| {
+            network.hosts[1..].iter().all(|host| host.outcome.is_some())
+        });
+        for host in &network.hosts[1..] {
+            let Some(Err(CollectiveError::Aborted(Abort::Overdue(overdue)))) = host.outcome else {
+                panic!("{:?}", host.outcome);
+            };
+            assert_eq!(overdue.named(), [0], "{written} of a window of {window}");
+        }
     }
 }
 

@@ -13,9 +13,11 @@ use crate::answer::Answer;
 use crate::descriptor::DESCRIPTOR_BYTES;
 use crate::slots::ChildSet;
 
-/// A collective that somebody waits no longer for: one in the life of a communicator.
+/// A collective that somebody waits no longer for.
 #[derive(Debug, Default)]
 pub(super) struct Search {
+    /// Which one. Who is awaited is looked for once in the life of a communicator; what is told above may come there when
+    /// its result is on its way.
     sequence: Option<u64>,
     /// Its number among those of all trees, as whoever waits no longer has it.
     number: Option<u64>,
@@ -33,8 +35,15 @@ pub(super) struct Search {
 impl Child {
     /// Whether it has not announced a collective, or not contributed what it may.
     fn lacks(&self, sequence: u64, window: u64) -> bool {
-        let may = self.call.layout.end().min(self.posted + window);
-        self.announced <= sequence || self.announced == sequence + 1 && self.contributed < may
+        let layout = &self.call.layout;
+        let may = layout.end().min(self.posted + window);
+        // A host says of segments in which it has no bytes when they are half a window, or the last before its next ones.
+        let withheld = match layout.next_source_of(self.contributed, &self.ranks) > may {
+            true => (window / 2).saturating_sub(1),
+            false => 0,
+        };
+        self.announced <= sequence
+            || self.announced == sequence + 1 && self.contributed + withheld < may
     }
 }
 
@@ -47,12 +56,19 @@ impl Communicator {
 
     /// A child waits no longer for a collective.
     pub(crate) fn gave_up(&mut self, child: usize, note: Answer) -> Result<Progress, Violation> {
+        if self.has_ended_or_searches() {
+            return Ok(Progress::None);
+        }
         let of = &self.children[child];
+        let sequence = self.noted(note, Answer::overdue).ok_or(Violation::Sequence)?;
+        if !of.is_switch && of.announced <= sequence {
+            // It does not wait for what it has not called.
+            return Err(Violation::Sequence);
+        }
         // A host that has announced it has announced nothing after it. Of a switch the latest may be another one.
-        let latest = of.announced.checked_sub(1).filter(|_| !of.is_switch);
-        let is_latest = latest.is_some() && latest == self.noted(note, Answer::overdue);
+        let is_latest = !of.is_switch && of.announced == sequence + 1;
         let number = is_latest.then_some(of.next_sequence.saturating_sub(1));
-        self.gave_up_as(note, number)
+        Ok(self.gave_up_as(sequence, number))
     }
 
     /// A rank below a switch waits no longer for a collective, whose number it says.
@@ -62,30 +78,31 @@ impl Communicator {
         buffer: usize,
         note: Answer,
     ) -> Result<Progress, Violation> {
-        if self.abort.is_some() || self.search.sequence.is_some() {
+        if self.has_ended_or_searches() {
             return Ok(Progress::None);
         }
         let start = self.receive_offset(child, buffer);
-        match Abort::parse(&self.control[start..start + ABORT_BYTES]) {
-            Some(Abort::Overdue(Overdue { sequence, count: 0, .. })) => {
-                self.gave_up_as(note, Some(sequence))
-            }
-            _ => Err(Violation::Immediate),
-        }
+        let message = Abort::parse(&self.control[start..start + ABORT_BYTES]);
+        let Some(Abort::Overdue(Overdue { sequence: number, count: 0, .. })) = message else {
+            return Err(Violation::Immediate);
+        };
+        let sequence = self.noted(note, Answer::overdue).ok_or(Violation::Sequence)?;
+        Ok(self.gave_up_as(sequence, Some(number)))
     }
 
-    fn gave_up_as(&mut self, note: Answer, number: Option<u64>) -> Result<Progress, Violation> {
-        if self.abort.is_some() || self.search.sequence.is_some() {
-            return Ok(Progress::None);
-        }
-        let sequence = self.noted(note, Answer::overdue).ok_or(Violation::Sequence)?;
-        if self.is_told(sequence) {
-            // The result is on its way.
-            return Ok(Progress::None);
+    /// Whether nobody need be told any more that somebody waits no longer.
+    const fn has_ended_or_searches(&self) -> bool {
+        self.abort.is_some() || self.search.found.is_some()
+    }
+
+    fn gave_up_as(&mut self, sequence: u64, number: Option<u64>) -> Progress {
+        // Above it is known, or the result is on its way.
+        if self.search.sequence == Some(sequence) || self.is_told(sequence) {
+            return Progress::None;
         }
         self.search.number = number;
         if self.uplink.is_none() {
-            return Ok(self.search_below(sequence));
+            return self.search_below(sequence);
         }
         if let Some(number) = number {
             // The answer to the question from above comes to the same place later: who asks has heard enough.
@@ -93,7 +110,7 @@ impl Communicator {
         }
         self.search.sequence = Some(sequence);
         self.search.tell = true;
-        Ok(Progress::Ready)
+        Progress::Ready
     }
 
     /// Whether everyone below has been sent all of a collective.

@@ -31,9 +31,35 @@ fn who_has_all_results_on_their_way_gives_up_in_vain() {
     let _ = sends(&mut node, 0);
     assert_eq!(node.gave_up(0, Answer::overdue(0)), Ok(Progress::None));
     assert_eq!(node.aborted(), None);
+    // Nor does it wait for what it has not called.
+    assert_eq!(node.gave_up(0, Answer::overdue(1)), Err(Violation::Sequence));
     // Of the next one nothing is on its way.
+    announce(&mut node, 0, &call(1, 1), &[1; 4]).unwrap();
     assert_eq!(node.gave_up(0, Answer::overdue(1)), Ok(Progress::Ready));
-    assert_eq!(node.aborted(), Some(Abort::Overdue(overdue(1, &[0, 1]))));
+    assert_eq!(node.aborted(), Some(Abort::Overdue(overdue(1, &[1]))));
+}
+
+/// The result was on its way to the leaf, so above nothing followed.
+#[test]
+fn a_leaf_tells_of_each_collective_that_a_rank_waits_no_longer_for() {
+    const UP: usize = 2;
+    let mut leaf = node_of(4, vec![host(0), host(1)], true);
+    leaf.connected();
+    for port in 0..2 {
+        announce(&mut leaf, port, &call(0, 1), &[1; 4]).unwrap();
+    }
+    let told = |node: &mut Communicator| -> Vec<_> { sends(node, UP).iter().map(note).collect() };
+    let _ = told(&mut leaf);
+    assert_eq!(leaf.gave_up(0, Answer::overdue(0)), Ok(Progress::Ready));
+    assert_eq!(told(&mut leaf), [Some(Answer::overdue(0))]);
+    // Once of each.
+    assert_eq!(leaf.gave_up(1, Answer::overdue(0)), Ok(Progress::None));
+    let agreed = Some(Answer::agreed(0).to_immediate());
+    assert_eq!(leaf.answered(agreed, false, 4), Progress::Ready);
+    (0..2).for_each(|port| assert_eq!(sends(&mut leaf, port).len(), 1));
+    announce(&mut leaf, 0, &call(1, 1), &[1; 4]).unwrap();
+    assert_eq!(leaf.gave_up(0, Answer::overdue(1)), Ok(Progress::Ready));
+    assert_eq!(told(&mut leaf), [Some(Answer::overdue(1))]);
 }
 
 #[test]
