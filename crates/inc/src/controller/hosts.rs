@@ -208,11 +208,17 @@ impl Controller {
         if member.left.is_some() {
             return;
         }
-        member.left = Some(collectives);
+        let first = group.members.values().filter_map(|member| member.left).min();
+        // The one that has done the least says all: no later collective can end. In a large group all may leave at once.
+        let is_news = first.is_none_or(|first| collectives < first);
+        if let Some(member) = group.members.get_mut(&rank) {
+            member.left = Some(collectives);
+        }
         let identity = group.identity;
         self.names.retain(|_, other| *other != id);
         let others = || group.members.values().filter(|member| member.left.is_none());
-        let told: Vec<ConnectionId> = others().filter_map(|member| member.connection).collect();
+        let told = others().filter(|_| is_news).filter_map(|member| member.connection);
+        let told: Vec<ConnectionId> = told.collect();
         if others().next().is_none() && group.revived.as_ref().is_none_or(|it| it.until.is_none()) {
             self.close_group(id);
         }

@@ -82,7 +82,7 @@ impl Controller {
         let Some((&id, switch)) = known.next() else { return false };
         if let Some(old) = switch.connection.filter(|old| self.connections.contains_key(old)) {
             // Anybody can say this name. If nobody is there, this closes the old connection.
-            self.send(old, FromController::Ping);
+            self.ask_whether_there(Some(old));
             let (name, address, what) = (name.to_owned(), address, "name".to_owned());
             self.turn_away(connection, Refusal::SwitchTaken { name, address, what });
             return true;

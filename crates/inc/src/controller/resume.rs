@@ -180,6 +180,10 @@ impl Controller {
             revived.departed |= resume.departed;
             revived.until = revived.until.filter(|_| !all);
         }
+        if resume.departed {
+            // It was free before, for who wants it next.
+            self.names.retain(|_, other| *other != id);
+        }
         // The first to have left says all: no later collective can end.
         let left = group.members.iter().filter_map(|(&rank, it)| Some((it.left?, rank))).min();
         self.set_role(connection, Role::Host { group: id, rank: resume.rank });

@@ -310,6 +310,25 @@ fn a_rank_that_joins_and_does_not_connect_is_named() {
     assert_eq!(world.heard(SWITCH), [FromController::Registered]);
 }
 
+/// A rank that leaves says nothing new where one has left after no more collectives: in a large group all leave at once.
+#[test]
+fn who_has_left_is_told_where_it_has_done_less_than_those_before() {
+    let mut world = World::new();
+    world.switch(SWITCH, "s", 1);
+    let (hosts, _) = world.ready(10, "g", 5);
+    let left = |rank, collectives| FromController::Left { rank, collectives };
+    for (rank, collectives) in [(4, 7), (2, 7), (3, 6), (1, 8)] {
+        world.say(hosts[rank], ToController::Leave { collectives });
+    }
+    assert_eq!(world.heard(hosts[0]), [left(4, 7), left(3, 6)]);
+    assert_eq!(world.heard(hosts[1]), [left(4, 7), left(3, 6)]);
+    assert_eq!(world.heard(hosts[2]), [left(4, 7)]);
+    world.say(hosts[0], ToController::Leave { collectives: 8 });
+    for host in hosts {
+        assert_eq!(world.heard(host).pop(), Some(FromController::Closed));
+    }
+}
+
 #[test]
 fn a_switch_that_cannot_or_does_not_answer_is_named() {
     let mut world = World::new();

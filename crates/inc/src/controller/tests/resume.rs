@@ -219,6 +219,19 @@ fn who_does_not_come_back_where_ranks_had_left_is_not_blamed() {
     world.assert_quiet();
 }
 
+/// The first that comes back did not hear it.
+#[test]
+fn the_name_of_a_group_that_comes_back_is_free_once_a_rank_says_that_one_had_left() {
+    let mut world = World::new();
+    world.switch(SWITCH, "s", 1);
+    back(&mut world, 1, claim("g", 3, 2));
+    assert!(world.controller.group_state("g").is_some());
+    back(&mut world, 2, Resume { departed: true, ..claim("g", 3, 1) });
+    assert_eq!(world.controller.group_state("g"), None);
+    let new = world.join(20, "g", 1, 0);
+    assert!(!world.closed.contains(&new));
+}
+
 #[test]
 fn a_job_that_is_killed_and_started_again_at_once_forms_a_new_group() {
     let mut world = World::new();
@@ -289,20 +302,26 @@ fn who_has_a_place_is_asked_whether_it_is_there_once_until_it_answers() {
     let mut world = World::new();
     world.switch(SWITCH, "s", 1);
     let (hosts, _) = world.ready(10, "g", 2);
-    let pings = |world: &mut World| {
-        for other in 20..25 {
-            let other = ConnectionId(other);
-            world.controller.handle_connected(world.now, other);
-            let join = ToController::Join(hello("g", 2, 1));
-            world.controller.handle_message(world.now, other, join);
-        }
-        let outputs = std::iter::from_fn(|| world.controller.poll_output());
-        let ping = Output::Send { connection: hosts[1], term: 1, message: FromController::Ping };
-        outputs.filter(|output| *output == ping).count()
-    };
-    assert_eq!((pings(&mut world), pings(&mut world)), (1, 0));
-    world.say(hosts[1], ToController::Pong);
-    assert_eq!(pings(&mut world), 1);
+    let join = ToController::Join(hello("g", 2, 1));
+    let (name, address) = ("s".to_owned(), IpAddr::from([127, 0, 1, 1]));
+    let (limits, presence) = (SwitchLimits::NONE, Presence::default());
+    let register = ToController::Register { name, address, limits, presence };
+    let mut others = 20..;
+    for (has_it, wanted) in [(hosts[1], join), (SWITCH, register)] {
+        let mut pings = |world: &mut World| {
+            for other in others.by_ref().take(5) {
+                let other = ConnectionId(other);
+                world.controller.handle_connected(world.now, other);
+                world.controller.handle_message(world.now, other, wanted.clone());
+            }
+            let outputs = std::iter::from_fn(|| world.controller.poll_output());
+            let ping = Output::Send { connection: has_it, term: 1, message: FromController::Ping };
+            outputs.filter(|output| *output == ping).count()
+        };
+        assert_eq!((pings(&mut world), pings(&mut world)), (1, 0), "{has_it:?}");
+        world.say(has_it, ToController::Pong);
+        assert_eq!(pings(&mut world), 1);
+    }
 }
 
 /// Of a process that was killed the memory may go before its queue pairs, which the switch takes for a breach.
