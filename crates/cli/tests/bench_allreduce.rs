@@ -99,7 +99,21 @@ fn shared_memory_is_exact() {
         run(&[&arguments[..], &["--size=4KiB,1MiB", "--iters=3"]].concat()).success().json();
     for row in table["rows"].as_array().unwrap() {
         assert_eq!(row["path"], "shared-memory", "{row}");
+        assert_eq!((&row["switches"], &row["trees"]), (&0.into(), &0.into()), "{row}");
         assert_eq!(row["wrong"], 0, "{row}");
+    }
+}
+
+#[test]
+fn what_is_said_of_a_tree_where_there_is_none_is_refused() {
+    for (arguments, reason) in [
+        (&["--path=shared-memory", "--fan-in=2"][..], "--fan-in is for --path switch"),
+        (&["--path=auto", "--switches=3"], "--switches is for --path switch"),
+        (&["--path=auto", "--trees=2"], "--trees is for --path switch"),
+        (&["--path=auto", "--hosts=257"], "up to 256 share memory"),
+    ] {
+        let refused = run(&[&["bench", "allreduce"], arguments].concat());
+        assert!(refused.failure(2).contains(reason), "{arguments:?}");
     }
 }
 

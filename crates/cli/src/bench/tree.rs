@@ -3,6 +3,7 @@
 use clap::Args;
 use millstream_collective::MAX_TREES;
 use millstream_control::controller::FanIn;
+use millstream_inc::protocol::MAX_SHARED_MEMORY_WORLD;
 
 use crate::cluster::{Cluster, MAX_ADDRESSES};
 use crate::collective::Path;
@@ -32,6 +33,9 @@ pub(super) struct Tree {
 impl Tree {
     /// Whether so many hosts fit below it.
     pub(super) fn check(&self, hosts: u32) -> anyhow::Result<()> {
+        if !self.has_switches() {
+            return self.check_shared_memory(hosts);
+        }
         let fan_in = self.fan_in;
         let most = FanIn::new(fan_in).map_or(0, FanIn::max_world);
         if hosts > most {
@@ -49,11 +53,46 @@ impl Tree {
         Ok(())
     }
 
+    /// That nothing is said of a tree, where there is none.
+    fn check_shared_memory(&self, hosts: u32) -> anyhow::Result<()> {
+        let path = self.path.name();
+        for (flag, is_said) in [
+            ("--fan-in", self.fan_in != FanIn::MAX.get()),
+            ("--switches", self.switches > 1),
+            ("--trees", self.trees > 1),
+        ] {
+            if is_said {
+                let reason = "all hosts are on this machine and share memory";
+                return Err(usage(format!("{flag} is for --path switch: with {path} {reason}")));
+            }
+        }
+        if hosts > MAX_SHARED_MEMORY_WORLD {
+            let most = MAX_SHARED_MEMORY_WORLD;
+            return Err(usage(format!(
+                "--hosts {hosts}: up to {most} share memory, more need --path switch"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Whether hosts reach each other over switches. Where memory is shared, these would have nothing to do.
+    fn has_switches(&self) -> bool {
+        self.path == Path::Switch
+    }
+
+    /// Switches that are started.
+    pub(super) fn switches(&self) -> u32 {
+        if self.has_switches() { self.switches } else { 0 }
+    }
+
+    /// Trees that there are.
+    pub(super) fn trees(&self) -> u8 {
+        if self.has_switches() { self.trees } else { 0 }
+    }
+
     /// What measures need beside hosts.
     pub(super) fn start(&self) -> anyhow::Result<Cluster> {
-        // Where memory is shared, switches would have nothing to do.
-        let switches = if self.path == Path::Switch { self.switches } else { 0 };
-        Cluster::start(switches, self.fan_in)
+        Cluster::start(self.switches(), self.fan_in)
     }
 
     /// The switches of a cluster, in words.
