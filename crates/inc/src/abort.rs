@@ -189,7 +189,7 @@ pub enum Violation {
     #[error("a descriptor before the collective before it was over")]
     Early = 2,
     /// A descriptor that does not bear the next number.
-    #[error("a descriptor with the wrong sequence number")]
+    #[error("a descriptor or a note with the wrong sequence number")]
     Sequence = 3,
     /// What the descriptor asks for is not offered.
     #[error("a collective, data type or operation that the switch does not support")]

@@ -40,7 +40,7 @@ impl Row {
             hosts,
             path: tree.path,
             switches: tree.switches(),
-            fan_in: tree.fan_in,
+            fan_in: tree.fan_in(),
             trees: tree.trees(),
             bytes: first.map_or(0, |report| report.bytes),
             count: first.map_or(0, |report| report.count),

@@ -53,7 +53,7 @@ impl Tree {
         Ok(())
     }
 
-    /// That nothing is said of a tree, where there is none.
+    /// That no other tree than by default is asked for, where there is none.
     fn check_shared_memory(&self, hosts: u32) -> anyhow::Result<()> {
         let path = self.path.name();
         for (flag, is_said) in [
@@ -83,6 +83,11 @@ impl Tree {
     /// Switches that are started.
     pub(super) fn switches(&self) -> u32 {
         if self.has_switches() { self.switches } else { 0 }
+    }
+
+    /// Children that a switch may have, if there is one.
+    pub(super) fn fan_in(&self) -> u32 {
+        if self.has_switches() { self.fan_in } else { 0 }
     }
 
     /// Trees that there are.

@@ -213,8 +213,8 @@ impl Runner {
         task.deadline + self.area.paused().saturating_sub(task.paused)
     }
 
-    /// Until when who is on the wire has asked the switches whom they wait for, if it has called the collective: it may
-    /// have called later than this rank, so its time may be over later.
+    /// Until when who is on the wire has asked the switches whom they wait for, if it has called the collective and has no
+    /// longer limit than this rank: it may have called later, so its time may be over later.
     fn wire_deadline(&self, task: &Task<'_>) -> Option<Instant> {
         let paused = self.area.paused().saturating_sub(task.paused);
         Some(self.agreed? + task.work.limit.min(LONGEST) + paused + WIRE_PATIENCE)

@@ -105,7 +105,8 @@ impl Communicator {
             return self.search_below(sequence);
         }
         if let Some(number) = number {
-            // The answer to the question from above comes to the same place later: who asks has heard enough.
+            // The answer to the question from above comes to the same place later: who asks has heard enough. So does the number of a
+            // later collective: should the note be sent again then, its result had come down all the same.
             self.write_note(&Overdue::new(number));
         }
         self.search.sequence = Some(sequence);
