@@ -188,7 +188,7 @@ pub enum Violation {
     /// A descriptor out of turn: the collective before it is not over.
     #[error("a descriptor before the collective before it was over")]
     Early = 2,
-    /// A descriptor that does not bear the next number.
+    /// A descriptor that does not bear the next number, or a note about a collective that it may not be about.
     #[error("a descriptor or a note with the wrong sequence number")]
     Sequence = 3,
     /// What the descriptor asks for is not offered.

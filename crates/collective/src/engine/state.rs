@@ -17,7 +17,7 @@ pub(super) struct State {
     pub(super) parts: VecDeque<u8>,
     /// Why the communicator is of no more use.
     pub(super) failure: Option<Failure>,
-    /// Ranks that have left, and how many collectives they have called.
+    /// Ranks that have left, as far as it is told, and how many collectives they have called.
     pub(super) left: Vec<(u32, u64)>,
     /// Nothing more will be heard from the controller.
     pub(super) closed: bool,

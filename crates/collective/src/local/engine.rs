@@ -55,7 +55,7 @@ struct State {
     /// Those that are not begun, in their order.
     waiting: VecDeque<Work>,
     failure: Option<CollectiveError>,
-    /// Ranks that have left, each after fewer collectives than the one before, and how many those were.
+    /// Ranks that have left, as far as it is told, and how many collectives they have called.
     left: Vec<(u32, u64)>,
     /// Nothing more will be heard from the controller.
     closed: bool,

@@ -261,7 +261,7 @@ pub enum FromController {
     /// To a host, in place of [`FromController::GroupReady`]: all ranks are of one machine, and the communicator is
     /// ready without a switch; or another rank of its machine is on the wire for it, and the communicator is ready.
     SharedMemory(SharedMemoryPlan),
-    /// To a host: another rank has left, after fewer collectives than those that left before.
+    /// To a host: another rank has left, after fewer collectives than any that left before. Who comes back is told of that one.
     Left {
         /// Which.
         rank: u32,
