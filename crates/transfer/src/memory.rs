@@ -8,6 +8,7 @@ mod region;
 use std::io;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
+use std::ptr;
 use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 
 use millstream_net::cuda::Gpu;
@@ -260,33 +261,50 @@ impl Inside<'_> {
         }
     }
 
-    /// Copies four ranges of one length to addresses in the other memory, which may be the same, around the
-    /// caches; whether it did. It does not where one of them is not in its memory or overlaps where it goes,
+    /// Copies ranges of one length, [`guarded::TOGETHER`] at most, to addresses in the other memory, which may be the same,
+    /// around the caches; whether it did. It does not where one of them is not in its memory or overlaps where it goes,
     /// and after a fault, when any part of them may have been copied. A [`guarded::fence`] must follow, before
     /// anybody is told.
-    pub(crate) fn copy_four_to(&self, other: &Self, ranges: [(u64, u64); 4], length: u64) -> bool {
-        let place = |(from, to)| {
-            let (from, to) = (self.pointer(from, length)?, other.pointer(to, length)?);
-            let apart = from.addr().abs_diff(to.addr()) >= length as usize;
-            apart.then(|| (from.cast_const(), to))
-        };
-        let [Some(a), Some(b), Some(c), Some(d)] = ranges.map(place) else { return false };
+    pub(crate) fn copy_together_to(
+        &self,
+        other: &Self,
+        ranges: impl ExactSizeIterator<Item = (u64, u64)>,
+        length: u64,
+    ) -> bool {
+        let count = ranges.len();
+        let mut places = [(ptr::null(), ptr::null_mut()); guarded::TOGETHER];
+        for (place, (from, to)) in places.iter_mut().zip(ranges) {
+            let (Some(from), Some(to)) = (self.pointer(from, length), other.pointer(to, length))
+            else {
+                return false;
+            };
+            if from.addr().abs_diff(to.addr()) < length as usize {
+                return false;
+            }
+            *place = (from.cast_const(), to);
+        }
+        let Some(places) = places.get(..count) else { return false };
         // SAFETY: as in `copy_to`. Pieces that overlap each other have no order.
-        unsafe { guarded::copy_four([a, b, c, d], length as usize).is_ok() }
+        unsafe { guarded::copy_together(places, length as usize).is_ok() }
     }
 
-    /// [`Visit::copy_four`] for ranges in the memory, with its fence to follow.
-    pub(crate) fn exchange_four(
+    /// [`Visit::copy_together`] for ranges in the memory, with its fence to follow.
+    pub(crate) fn exchange_together(
         &self,
         opcode: Opcode,
         visit: &Visit<'_>,
-        ranges: [(u64, u64); 4],
+        ranges: impl ExactSizeIterator<Item = (u64, u64)>,
         length: u64,
     ) -> bool {
-        let place = |(near, far)| self.pointer(near, length).map(|here| (here, far));
-        let [Some(a), Some(b), Some(c), Some(d)] = ranges.map(place) else { return false };
+        let count = ranges.len();
+        let mut places = [(ptr::null_mut(), 0); guarded::TOGETHER];
+        for (place, (near, far)) in places.iter_mut().zip(ranges) {
+            let Some(here) = self.pointer(near, length) else { return false };
+            *place = (here, far);
+        }
+        let Some(places) = places.get(..count) else { return false };
         // SAFETY: the ranges are in registered memory, which stays valid while it is entered.
-        unsafe { visit.copy_four(opcode == Opcode::Write, [a, b, c, d], length as usize) }
+        unsafe { visit.copy_together(opcode == Opcode::Write, places, length as usize) }
     }
 
     /// Sends `before`, bytes of the memory and `after` to a stream, as [`stream::send`] does.

@@ -7,14 +7,15 @@
 use std::arch::{global_asm, x86_64::_mm_sfence};
 
 use super::Fault;
+use crate::prefetch_all;
 
 const LINE: usize = 64;
 const PAGE: usize = 4096;
 
 /// Pages that are copied at a time around the caches: a line of each in turn, so that their loads
 /// are streams for the processor's prefetchers, which do not go beyond a page.
-const STREAMS: usize = 4;
-const TURN: usize = STREAMS * PAGE;
+const PAGES: usize = 4;
+const TURN: usize = PAGES * PAGE;
 
 /// So much ahead of a load, a store around the caches may hold it up: see [`trails`].
 const HELD_UP: usize = 512;
@@ -96,6 +97,39 @@ macro_rules! store {
             $offset,
             " + 48], xmm",
             $d,
+            "\n",
+        )
+    };
+}
+
+/// A line of the stream whose place is at `rdi + $place`, from memory to two of the registers of AVX, and back.
+macro_rules! load_wide {
+    ($place:literal, $a:literal, $b:literal) => {
+        concat!(
+            "mov rcx, [rdi + ",
+            $place,
+            "]\n",
+            "vmovdqu ymm",
+            $a,
+            ", [rcx + rdx]\n",
+            "vmovdqu ymm",
+            $b,
+            ", [rcx + rdx + 32]\n",
+        )
+    };
+}
+
+macro_rules! store_wide {
+    ($place:literal, $a:literal, $b:literal) => {
+        concat!(
+            "mov rcx, [rdi + ",
+            $place,
+            " + 8]\n",
+            "vmovntdq [rcx + rdx], ymm",
+            $a,
+            "\n",
+            "vmovntdq [rcx + rdx + 32], ymm",
+            $b,
             "\n",
         )
     };
@@ -230,6 +264,35 @@ global_asm!(
         "dec rax\n jnz 2b\n",
         "3: ret\n",
     ),
+    // The same of eight, whose places stay in the list, and by the registers of AVX: sixteen of 32 bytes hold
+    // their lines. rdi: eight times where from and where to, which is a multiple of 32.
+    function!(
+        "millstream_guarded_eight",
+        "xor eax, eax\n xor edx, edx\n",
+        "shl rsi, 6\n jz 3f\n",
+        ".p2align 4\n",
+        "2:\n",
+        load_wide!("0", "0", "1"),
+        load_wide!("16", "2", "3"),
+        load_wide!("32", "4", "5"),
+        load_wide!("48", "6", "7"),
+        load_wide!("64", "8", "9"),
+        load_wide!("80", "10", "11"),
+        load_wide!("96", "12", "13"),
+        load_wide!("112", "14", "15"),
+        store_wide!("0", "0", "1"),
+        store_wide!("16", "2", "3"),
+        store_wide!("32", "4", "5"),
+        store_wide!("48", "6", "7"),
+        store_wide!("64", "8", "9"),
+        store_wide!("80", "10", "11"),
+        store_wide!("96", "12", "13"),
+        store_wide!("112", "14", "15"),
+        "add rdx, 64\n cmp rdx, rsi\n jb 2b\n",
+        // Not after a fault: that costs time, and nothing else.
+        "vzeroupper\n",
+        "3: ret\n",
+    ),
     // rdi: a byte to read.
     function!("millstream_guarded_probe", "xor eax, eax\n", "mov cl, [rdi]\n", "ret\n"),
     // rdi: a byte to write as it is.
@@ -250,7 +313,8 @@ unsafe extern "C" {
     fn millstream_guarded_backward(to: *mut u8, from: *const u8, length: usize) -> usize;
     fn millstream_guarded_lines(to: *mut u8, from: *const u8, lines: usize) -> usize;
     fn millstream_guarded_around(to: *mut u8, from: *const u8, turns: usize) -> usize;
-    fn millstream_guarded_four(places: *const [[*const u8; 2]; STREAMS], lines: usize) -> usize;
+    fn millstream_guarded_four(places: *const [*const u8; 2], lines: usize) -> usize;
+    fn millstream_guarded_eight(places: *const [*const u8; 2], lines: usize) -> usize;
     fn millstream_guarded_probe(address: *const u8) -> usize;
     fn millstream_guarded_probe_write(address: *mut u8) -> usize;
     fn millstream_guarded_fault();
@@ -342,45 +406,82 @@ pub(super) unsafe fn copy_around(
     result(copied).map(|()| head + turns * TURN)
 }
 
-/// Orders the stores of [`copy_four`] before all that follow: they are ordered with nothing.
+/// Orders the stores of [`copy_together`] before all that follow: they are ordered with nothing.
 pub(super) fn fence() {
     // SAFETY: all x86-64 processors have it.
     unsafe { _mm_sfence() };
 }
 
-/// Copies four ranges of one length around the caches.
+/// Copies these ranges of one length around the caches.
 ///
 /// # Safety
-/// As of [`super::copy_four`].
-pub(super) unsafe fn copy_four(
-    ranges: [(*const u8, *mut u8); STREAMS],
+/// As of [`super::copy_together`].
+pub(super) unsafe fn copy_together(
+    ranges: &[(*const u8, *mut u8)],
     length: usize,
+) -> Result<(), Fault> {
+    let (mut ranges, wide) = (ranges, is_x86_feature_detected!("avx"));
+    // SAFETY: the caller promises it.
+    unsafe {
+        while wide && let Some((eight, rest)) = ranges.split_first_chunk::<8>() {
+            rest.iter().take(8).for_each(|(from, _)| prefetch_all(*from, LINE));
+            copy_streams(eight, length, millstream_guarded_eight)?;
+            ranges = rest;
+        }
+        while let Some((four, rest)) = ranges.split_first_chunk::<4>() {
+            copy_streams(four, length, millstream_guarded_four)?;
+            ranges = rest;
+        }
+        ranges.iter().try_for_each(|&(from, to)| copy_forward(from, to, length))
+    }
+}
+
+/// # Safety
+/// As of [`super::copy_together`]; `lines` copies so many streams, each from where and to where it is told, so many lines
+/// from the beginning of a line at the target.
+unsafe fn copy_streams<const STREAMS: usize>(
+    ranges: &[(*const u8, *mut u8); STREAMS],
+    length: usize,
+    copy_lines: unsafe extern "C" fn(*const [*const u8; 2], usize) -> usize,
 ) -> Result<(), Fault> {
     let head = |to: *mut u8| (to.addr().wrapping_neg() % LINE).min(length);
     let lines = ranges.iter().map(|(_, to)| (length - head(*to)) / LINE).min().unwrap_or(0);
     let places =
         ranges.map(|(from, to)| [from, to.cast_const()].map(|it| it.wrapping_add(head(to))));
-    // Where only some do, four streams are faster all the same.
+    // Where only some do, several streams are faster all the same.
     let is_held_up = places.iter().all(|[from, to]| trails(*from, *to, HELD_UP));
     // SAFETY: the heads, the lines and the ends are within the ranges, and the lines begin at lines of where
     // they go.
     unsafe {
-        for (from, to) in ranges {
-            copy_forward(from, to, head(to))?;
+        for &(from, to) in ranges {
+            copy_rest(from, to, head(to))?;
         }
         if is_held_up {
             for [from, to] in places {
                 result(millstream_guarded_lines(to.cast_mut(), from, lines))?;
             }
         } else {
-            result(millstream_guarded_four(&raw const places, lines))?;
+            result(copy_lines(places.as_ptr(), lines))?;
         }
-        for (from, to) in ranges {
+        for &(from, to) in ranges {
             let done = head(to) + lines * LINE;
-            copy_forward(from.wrapping_add(done), to.wrapping_add(done), length - done)?;
+            copy_rest(from.wrapping_add(done), to.wrapping_add(done), length - done)?;
         }
     }
     Ok(())
+}
+
+/// [`copy_forward`] of what is often nothing.
+///
+/// # Safety
+/// As there.
+#[inline]
+unsafe fn copy_rest(from: *const u8, to: *mut u8, length: usize) -> Result<(), Fault> {
+    match length {
+        0 => Ok(()),
+        // SAFETY: the caller promises it.
+        _ => unsafe { copy_forward(from, to, length) },
+    }
 }
 
 /// # Safety

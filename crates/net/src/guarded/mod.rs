@@ -91,18 +91,21 @@ pub unsafe fn copy(
     }
 }
 
-/// Copies four ranges of one length, a line of each in turn, around the caches where the processor can: each
-/// is a stream for its prefetchers, which begin anew with every page. After a fault any part of them has been
+/// Ranges that are worth to be given to [`copy_together`] at a time: more save nothing.
+pub const TOGETHER: usize = 32;
+
+/// Copies ranges of one length, a line of each in turn, around the caches where the processor can, and where they are at least
+/// four: each is a stream for its prefetchers, which begin anew with every page. After a fault any part of them has been
 /// copied. Whoever is told of what was copied sees it only after a [`fence`] of this thread: one for many such copies.
 ///
 /// # Safety
 /// As of [`copy`] for each. Where one goes to what is another's, any of both may be there afterwards.
-pub unsafe fn copy_four(ranges: [(*const u8, *mut u8); 4], length: usize) -> Result<(), Fault> {
+pub unsafe fn copy_together(ranges: &[(*const u8, *mut u8)], length: usize) -> Result<(), Fault> {
     // SAFETY: the caller promises it.
-    unsafe { machine::copy_four(ranges, length) }
+    unsafe { machine::copy_together(ranges, length) }
 }
 
-/// What [`copy_four`] has written on this thread is there before whatever this thread writes from now on. It waits for
+/// What [`copy_together`] has written on this thread is there before whatever this thread writes from now on. It waits for
 /// memory, so it is not done for each copy.
 pub fn fence() {
     machine::fence();

@@ -55,13 +55,13 @@ pub(super) unsafe fn copy_around(_: *const u8, _: *mut u8, _: usize) -> Result<u
 pub(super) const fn fence() {}
 
 /// # Safety
-/// As of [`super::copy_four`].
-pub(super) unsafe fn copy_four(
-    ranges: [(*const u8, *mut u8); 4],
+/// As of [`super::copy_together`].
+pub(super) unsafe fn copy_together(
+    ranges: &[(*const u8, *mut u8)],
     length: usize,
 ) -> Result<(), Fault> {
     // SAFETY: the caller promises it.
-    ranges.into_iter().try_for_each(|(from, to)| unsafe { copy_forward(from, to, length) })
+    ranges.iter().try_for_each(|&(from, to)| unsafe { copy_forward(from, to, length) })
 }
 
 /// # Safety

@@ -205,27 +205,33 @@ fn both_ways_copy_every_byte_and_no_other() {
 }
 
 #[test]
-fn four_ranges_are_copied_and_no_other_byte() {
+fn ranges_are_copied_together_and_no_other_byte() {
     const STEP: usize = 20_000;
-    let (source, from) = pattern(4 * STEP);
-    recover().unwrap();
-    for length in [0, 1, 63, 64, 127, 4096, 4097, 16_383] {
-        for skew in [0, 1, 16, 63, 600] {
-            // Backwards, each at another distance from a line, and all as far ahead of where they come from.
-            let apart = [0, 1, 2, 3].map(|at| (at * STEP, (3 - at) * STEP + skew * at / 3));
-            let alike = [0, 1, 2, 3].map(|at| (at * STEP, at * STEP + skew));
-            for places in [apart, alike] {
-                let target = Mapped::new(4 * STEP + 600);
-                let ranges = places.map(|(at, there)| (from.at(at).cast_const(), target.at(there)));
-                // SAFETY: within the mappings, of which there are no references meanwhile.
-                unsafe { copy_four(ranges, length).unwrap() };
-                let mut expected = vec![0; 4 * STEP + 600];
-                for (at, there) in places {
-                    expected[there..there + length].copy_from_slice(&source[at..at + length]);
+    // Up to eight at once, four at once, and what is left one by one.
+    for count in [1, 3, 4, 5, 8, 9, 15] {
+        let (source, from) = pattern(count * STEP);
+        recover().unwrap();
+        for length in [0, 1, 63, 64, 127, 4096, 4097, 16_383] {
+            for skew in [0, 1, 16, 63, 600] {
+                // Backwards, each at another distance from a line, and all as far ahead of where they come from.
+                let apart = |at| (at * STEP, (count - 1 - at) * STEP + skew * at / count);
+                let alike = |at| (at * STEP, at * STEP + skew);
+                for places in [(0..count).map(apart).collect(), (0..count).map(alike).collect()] {
+                    let places: Vec<(usize, usize)> = places;
+                    let target = Mapped::new(count * STEP + 600);
+                    let range = |&(at, there): &_| (from.at(at).cast_const(), target.at(there));
+                    let ranges: Vec<_> = places.iter().map(range).collect();
+                    // SAFETY: within the mappings, of which there are no references meanwhile.
+                    unsafe { copy_together(&ranges, length).unwrap() };
+                    fence();
+                    let mut expected = vec![0; count * STEP + 600];
+                    for (at, there) in places {
+                        expected[there..there + length].copy_from_slice(&source[at..at + length]);
+                    }
+                    // SAFETY: memory of ours, which nobody writes meanwhile.
+                    let target = unsafe { slice::from_raw_parts(target.at(0), expected.len()) };
+                    assert!(target == expected, "{count} {length} {skew}");
                 }
-                // SAFETY: memory of ours, which nobody writes meanwhile.
-                let target = unsafe { slice::from_raw_parts(target.at(0), expected.len()) };
-                assert!(target == expected, "{length} {skew}");
             }
         }
     }
@@ -233,17 +239,20 @@ fn four_ranges_are_copied_and_no_other_byte() {
 
 #[cfg(target_arch = "x86_64")]
 #[test]
-fn a_fault_ends_a_copy_of_four_ranges() {
-    let (good, bad) = (Mapped::new(8 * PAGE), Mapped::new(8 * PAGE));
+fn a_fault_ends_a_copy_of_ranges_together() {
+    let (good, bad) = (Mapped::new(16 * PAGE), Mapped::new(16 * PAGE));
     bad.protect(5, 1, libc::PROT_READ);
     recover().unwrap();
-    let ranges = |from: &Mapped, to: &Mapped| {
-        [0, 2, 5, 7].map(|page| (from.at(page * PAGE).cast_const(), to.at(page * PAGE)))
-    };
-    // SAFETY: memory of ours, which faults at one page.
-    unsafe {
-        assert_eq!(copy_four(ranges(&bad, &good), PAGE), Ok(()));
-        let fault = copy_four(ranges(&good, &bad), PAGE).unwrap_err();
-        assert_eq!(fault.address, bad.at(5 * PAGE).addr() as u64);
+    for count in [4, 8] {
+        let ranges = |from: &Mapped, to: &Mapped| -> Vec<_> {
+            let page = |at: usize| (3 * at + 2) % 16 * PAGE;
+            (0..count).map(|at| (from.at(page(at)).cast_const(), to.at(page(at)))).collect()
+        };
+        // SAFETY: memory of ours, which faults at one page.
+        unsafe {
+            assert_eq!(copy_together(&ranges(&bad, &good), PAGE), Ok(()));
+            let fault = copy_together(&ranges(&good, &bad), PAGE).unwrap_err();
+            assert_eq!(fault.address, bad.at(5 * PAGE).addr() as u64);
+        }
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::AsFd;
+use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -367,28 +368,31 @@ impl Visit<'_> {
         Ok(())
     }
 
-    /// Copies four ranges of one length to or from the peer, each given by where it is here and there, around
-    /// the caches; whether it did. It does not where the peer's memory is not mapped here, and after a
+    /// Copies ranges of one length, [`guarded::TOGETHER`] at most, to or from the peer, each given by where it is here and
+    /// there, around the caches; whether it did. It does not where the peer's memory is not mapped here, and after a
     /// fault, when any part of them may have been copied. A [`guarded::fence`] must follow, before the visit is
     /// confirmed or ends.
     ///
     /// # Safety
     /// As of [`guarded::copy`], for the ranges here.
-    pub unsafe fn copy_four(
+    pub unsafe fn copy_together(
         &self,
         write: bool,
-        ranges: [(*mut u8, u64); 4],
+        ranges: &[(*mut u8, u64)],
         length: usize,
     ) -> bool {
-        let place = |(here, there)| Some((here, self.place(there, length).ok()??));
-        let [Some(a), Some(b), Some(c), Some(d)] = ranges.map(place) else { return false };
-        let ranges = [a, b, c, d].map(|(here, there)| match write {
-            true => (here.cast_const(), there),
-            false => (there.cast_const(), here),
-        });
+        let mut places = [(ptr::null(), ptr::null_mut()); guarded::TOGETHER];
+        for (place, &(here, there)) in places.iter_mut().zip(ranges) {
+            let Ok(Some(there)) = self.place(there, length) else { return false };
+            *place = match write {
+                true => (here.cast_const(), there),
+                false => (there.cast_const(), here),
+            };
+        }
+        let Some(places) = places.get(..ranges.len()) else { return false };
         // SAFETY: what is here is the caller's promise, what is there was found in the mapping, and the two are
         // mapped apart.
-        unsafe { guarded::copy_four(ranges, length).is_ok() }
+        unsafe { guarded::copy_together(places, length).is_ok() }
     }
 
     /// What was copied before this counts: the memory was registered, and its process alive, until now.

@@ -17,6 +17,9 @@ const GROUP_PIECES: usize = 64;
 /// Deadlines are looked at after so many bytes, at the latest: about a millisecond's work.
 const STEP_BYTES: u64 = 4 << 20;
 
+/// Fewer pieces are copied one by one.
+const FEWEST_TOGETHER: usize = 4;
+
 /// Requests of so many bytes are written around the caches, of which they would take most.
 const AROUND_CACHES: u64 = 256 << 10;
 
@@ -47,11 +50,11 @@ pub(super) struct Piece {
     pub(super) caching: Caching,
 }
 
-/// Has these pieces copied: four at a time where they are of one length and go around the caches, and one by
-/// one where `four` does not. After that, others may be told; in what order the bytes were there until then is not said.
+/// Has these pieces copied: several at a time where they are of one length and go around the caches, and one by
+/// one where `together` does not. After that, others may be told; in what order the bytes were there until then is not said.
 pub(super) fn for_each(
     pieces: &[Piece],
-    mut four: impl FnMut([(u64, u64); 4], Opcode, u64) -> bool,
+    mut together: impl FnMut(&[Piece]) -> bool,
     mut one: impl FnMut(usize, &Piece),
 ) {
     // Once for all: it waits until they are in memory. Also if one panics.
@@ -64,30 +67,29 @@ pub(super) fn for_each(
         }
     }
     let (mut index, mut fence) = (0, Fence(false));
-    while let Some(piece) = pieces.get(index) {
-        let together = pieces[index..].first_chunk().filter(|next| alike(next));
-        if let Some(next) = together {
-            fence.0 = true;
-            let ends = next.map(|it| (it.slice.source, it.slice.target));
-            if four(ends, piece.opcode, piece.slice.length) {
-                index += next.len();
-                continue;
-            }
+    while index < pieces.len() {
+        let alike = alike(&pieces[index..]);
+        fence.0 |= alike.len() >= FEWEST_TOGETHER;
+        if alike.len() < FEWEST_TOGETHER || !together(alike) {
+            alike.iter().zip(index..).for_each(|(piece, index)| one(index, piece));
         }
-        one(index, piece);
-        index += 1;
+        index += alike.len();
     }
 }
 
-/// Whether these are to be copied together. Longer ones are streams enough for themselves.
-fn alike(pieces: &[Piece; 4]) -> bool {
-    let [first, ..] = pieces;
-    let same = |it: &Piece| {
-        it.caching == Caching::Around
-            && it.opcode == first.opcode
-            && it.slice.length == first.slice.length
+/// Those at the beginning that are to be copied together: the first alone, where that is not to be. Longer ones are
+/// streams enough for themselves.
+fn alike(pieces: &[Piece]) -> &[Piece] {
+    let first = &pieces[0];
+    let length = first.slice.length;
+    if first.caching != Caching::Around || !(1 << 10..16 << 10).contains(&length) {
+        return &pieces[..1];
+    }
+    let same = |it: &&Piece| {
+        it.caching == first.caching && it.opcode == first.opcode && it.slice.length == length
     };
-    (1 << 10..16 << 10).contains(&first.slice.length) && pieces.iter().all(same)
+    let count = pieces.iter().take(guarded::TOGETHER).take_while(same).count();
+    &pieces[..count]
 }
 
 impl Piece {

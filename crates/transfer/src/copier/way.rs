@@ -181,11 +181,18 @@ impl Way {
                 } else {
                     for_each(
                         pieces,
-                        |four, opcode, length| match opcode {
-                            Opcode::Write => local.copy_four_to(&other, four, length),
-                            Opcode::Read => {
-                                let four = four.map(|(near, far)| (far, near));
-                                other.copy_four_to(&local, four, length)
+                        |together| {
+                            let Piece { opcode, slice, .. } = together[0];
+                            let ends = together.iter().map(|it| it.slice);
+                            match opcode {
+                                Opcode::Write => {
+                                    let ends = ends.map(|it| (it.source, it.target));
+                                    local.copy_together_to(&other, ends, slice.length)
+                                }
+                                Opcode::Read => {
+                                    let ends = ends.map(|it| (it.target, it.source));
+                                    other.copy_together_to(&local, ends, slice.length)
+                                }
                             }
                         },
                         |index, piece| failures.extend(copy_one(piece).map(|why| (index, why))),
@@ -212,7 +219,11 @@ impl Way {
                 } else {
                     for_each(
                         pieces,
-                        |four, opcode, length| local.exchange_four(opcode, &visit, four, length),
+                        |together| {
+                            let Piece { opcode, slice, .. } = together[0];
+                            let ends = together.iter().map(|it| (it.slice.source, it.slice.target));
+                            local.exchange_together(opcode, &visit, ends, slice.length)
+                        },
                         |index, piece| failures.extend(copy_one(piece).map(|why| (index, why))),
                     );
                 }
