@@ -7,7 +7,6 @@
 use std::arch::{global_asm, x86_64::_mm_sfence};
 
 use super::Fault;
-use crate::prefetch_all;
 
 const LINE: usize = 64;
 const PAGE: usize = 4096;
@@ -424,7 +423,6 @@ pub(super) unsafe fn copy_together(
     // SAFETY: the caller promises it.
     unsafe {
         while wide && let Some((eight, rest)) = ranges.split_first_chunk::<8>() {
-            rest.iter().take(8).for_each(|(from, _)| prefetch_all(*from, LINE));
             copy_streams(eight, length, millstream_guarded_eight)?;
             ranges = rest;
         }
