@@ -5,7 +5,6 @@
 //! here it is carried, by one thread. Strangers can connect, and prove nothing.
 
 use std::collections::BTreeMap;
-use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
@@ -15,7 +14,8 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use millstream_inc::controller::{
-    ConnectionId, Controller, ControllerConfig, Output, Quotas, TokenKind, TokenRules,
+    ConnectionId, Controller, ControllerConfig, IdentitySecret, Output, Quotas, TokenKind,
+    TokenRules,
 };
 use millstream_inc::protocol::{
     Commanded, FrameDecoder, FromController, MeetingPoint, Secret, ToController, TokenProblem,
@@ -107,7 +107,7 @@ impl Coordinator {
     ) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let Expected { group, world, shape: (segment_bytes, window), reason } = expected;
-        let seed = RandomState::new().hash_one(&group);
+        let secret = IdentitySecret::new(draw_nonce()?);
         let ranks =
             TokenRules { name: "ranks".to_owned(), kind: TokenKind::Host, quotas: Quotas::NONE };
         let rules = ControllerConfig {
@@ -120,7 +120,7 @@ impl Coordinator {
             tokens: vec![ranks],
             // All ranks may be on one machine.
             source_quotas: Quotas::NONE,
-            ..ControllerConfig::new(seed)
+            ..ControllerConfig::new(secret)
         };
         let carrier = Carrier {
             controller: Controller::new(rules),

@@ -89,7 +89,7 @@ impl ControllerConfig {
     pub fn new(listen: SocketAddr) -> Self {
         Self {
             listen,
-            rules: Rules::new(crate::seed()),
+            rules: Rules::new(crate::secret()),
             plans: None,
             view: None,
             tokens: None,
@@ -477,8 +477,8 @@ impl Daemon {
         let Some(turn) = leadership.step(now, &mut self.controller) else { return };
         // Whoever is connected comes again. Numbers that an earlier controller has given are not given again.
         self.peers.clear();
-        let seed = crate::seed();
-        self.controller = Controller::new(Rules { seed, ..self.rules.clone() });
+        let secret = crate::secret();
+        self.controller = Controller::new(Rules { secret, ..self.rules.clone() });
         match turn {
             Turn::Lead(term, records) => self.controller.lead(now, term, records),
             Turn::StandBy => self.controller.stand_by(leadership.standby()),

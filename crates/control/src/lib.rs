@@ -30,6 +30,8 @@ use std::io;
 use std::pin::Pin;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use millstream_inc::controller::IdentitySecret;
+use millstream_net::token::draw_nonce;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
 
@@ -78,6 +80,16 @@ fn set_up(stream: &TcpStream) -> io::Result<()> {
     #[cfg(target_os = "linux")]
     socket.set_tcp_user_timeout(Some(CUT_OFF))?;
     Ok(())
+}
+
+/// What nobody else knows. Where the system gives none, what the maps of this process are keyed with.
+fn secret() -> IdentitySecret {
+    let drawn = draw_nonce().unwrap_or_else(|_| {
+        let mut bits = [0; 32];
+        bits.chunks_exact_mut(8).for_each(|part| part.copy_from_slice(&seed().to_be_bytes()));
+        bits
+    });
+    IdentitySecret::new(drawn)
 }
 
 /// A number that another start of the same daemon does not get.

@@ -3,6 +3,7 @@
 use core::time::Duration;
 use std::sync::Arc;
 
+use super::identity_secret::IdentitySecret;
 use super::quotas::{Quotas, TokenRules};
 use crate::plan::FanIn;
 use crate::spec::MAX_WORLD;
@@ -11,8 +12,9 @@ use crate::topology::Topology;
 /// What a controller is made with.
 #[derive(Clone, Debug)]
 pub struct ControllerConfig {
-    /// Distinguishes the communicators of this run from those of an earlier one.
-    pub seed: u64,
+    /// What the numbers of its groups and communicators are made from. They tell those of this run from those of an earlier
+    /// one, and whoever could foresee that of another's group could claim it.
+    pub secret: IdentitySecret,
     /// At most so many ranks are connected, of all groups: no group has more.
     pub max_ranks: usize,
     /// At most so many switches are connected.
@@ -67,9 +69,9 @@ pub struct ControllerConfig {
 
 impl ControllerConfig {
     /// The defaults: dead after three unanswered questions, a second apart.
-    pub const fn new(seed: u64) -> Self {
+    pub fn new(secret: impl Into<IdentitySecret>) -> Self {
         Self {
-            seed,
+            secret: secret.into(),
             max_ranks: 4096,
             // As many as trees of 65,536 ranks with 64 children a node have, and some more.
             max_switches: 2048,

@@ -18,6 +18,7 @@ mod further_up;
 mod given;
 mod group;
 mod hosts;
+mod identity_secret;
 mod inventory;
 mod nodes;
 mod overview;
@@ -40,6 +41,7 @@ pub use counted::PortRates;
 pub use given::{EdgeEnd, PlacedEdge, PlacedNode, Placement, PlacementChange};
 pub use group::GroupState;
 use group::{End, Group, Step};
+pub use identity_secret::IdentitySecret;
 use inventory::{Ending, Held};
 pub use overview::{
     CommunicatorOverview, EdgeOverview, EndOverview, GroupOverview, LeadershipOverview,
@@ -206,7 +208,8 @@ impl Controller {
     /// One that nobody is connected to.
     pub fn new(config: ControllerConfig) -> Self {
         // Some programs read JSON numbers as 64-bit floats, so 53 bits: 21 of them say which run.
-        let next_communicator = (config.seed & 0x1f_ffff) << 32;
+        let [run, _] = config.secret.draw("communicators", 0);
+        let next_communicator = (run & 0x1f_ffff) << 32;
         Self {
             config,
             connections: BTreeMap::new(),

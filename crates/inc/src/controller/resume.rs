@@ -15,7 +15,6 @@ use super::inventory::Held;
 use super::{
     CLOSED, ConnectionId, Controller, GroupId, Output, Placement, Role, Switch, TokenKind, is_name,
 };
-use crate::mix::mix;
 use crate::plan::SwitchId;
 use crate::protocol::{
     AbortReason, FallbackOffer, FromController, GroupIdentity, LostSwitch, MAX_TERM, RankList,
@@ -120,10 +119,9 @@ impl Controller {
         Ok(())
     }
 
-    /// A number for a group that no other one has.
+    /// A number for a group that no other one has, and that nobody can foresee: who says it claims the group.
     pub(super) fn draw_identity(&self) -> GroupIdentity {
-        let draw = |half: u64| mix(self.config.seed ^ mix(2 * self.next_group + half));
-        [draw(0), draw(1)]
+        self.config.secret.draw("group", self.next_group)
     }
 
     /// Keeps in mind how a group has ended, for those that come back later.

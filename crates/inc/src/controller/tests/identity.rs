@@ -38,3 +38,40 @@ fn the_numbers_of_groups_look_random() {
     assert!(ones.iter().all(|ones| (400..600).contains(ones)), "{ones:?}");
     assert!(changed.iter().all(|it| (31_500..32_500).contains(it)), "{changed:?}");
 }
+
+/// As it was made before, from one number by functions that have inverses: one identity told all of them.
+#[test]
+fn no_identity_tells_the_next() {
+    const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+    let mix = |state: u64| {
+        let mut z = state.wrapping_add(STEP);
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    };
+    let unmix = |mixed: u64| {
+        let mut z = mixed ^ mixed >> 31 ^ mixed >> 62;
+        z = z.wrapping_mul(0x3196_42b2_d24d_8ec3);
+        z = z ^ z >> 27 ^ z >> 54;
+        z = z.wrapping_mul(0x96de_1b17_3f11_9089);
+        (z ^ z >> 30 ^ z >> 60).wrapping_sub(STEP)
+    };
+    assert_eq!(unmix(mix(4711)), 4711);
+    for groups in 0..16 {
+        let seed = unmix(identity(7, groups)[0]) ^ mix(2 * groups);
+        assert_ne!(mix(seed ^ mix(2 * (groups + 1))), identity(7, groups + 1)[0]);
+    }
+}
+
+#[test]
+fn communicators_are_numbered_by_the_run_and_counted() {
+    let [a, b] = [1, 2].map(|seed| Controller::new(ControllerConfig::new(seed)).next_communicator);
+    // Programs that read JSON numbers as floats have 53 bits.
+    assert!(a != b && a % (1 << 32) == 0 && b % (1 << 32) == 0 && a.max(b) < 1 << 53);
+}
+
+#[test]
+fn what_numbers_are_made_from_is_not_shown() {
+    let config = ControllerConfig::new(0x1234_5678_9abc_def0);
+    assert!(format!("{config:?}").contains("IdentitySecret(..)"));
+}
