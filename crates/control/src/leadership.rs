@@ -82,9 +82,8 @@ impl Leadership {
         self.election.handle_timeout(now);
         if controller.leads() && self.election.leads_until().is_some() {
             // Not before what was to be written is: what changes often is written as it is then.
-            while self.election.is_at_rest()
-                && let Some(change) = controller.poll_record()
-            {
+            for _ in 0..self.election.room() {
+                let Some(change) = controller.poll_record() else { break };
                 self.election.change(change);
             }
         }

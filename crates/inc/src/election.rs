@@ -271,9 +271,10 @@ impl Election {
         self.pending.insert(key, Pending { number: self.changes, value });
     }
 
-    /// Whether changes would be written at once.
-    pub fn is_at_rest(&self) -> bool {
-        matches!(self.stage, Stage::Leading { .. }) && self.pending.is_empty()
+    /// How many changes would be written at once, by one request: none while others are to be written.
+    pub fn room(&self) -> usize {
+        let is_at_rest = matches!(self.stage, Stage::Leading { .. }) && self.pending.is_empty();
+        if is_at_rest { MAX_CHANGES } else { 0 }
     }
 
     /// Who leads, as far as is known.

@@ -204,11 +204,14 @@ fn requests_and_what_waits_are_bounded() {
 }
 
 #[test]
-fn who_leads_and_has_nothing_to_write_is_at_rest_and_gives_its_lease_back() {
-    let election = leader();
-    assert!(election.is_at_rest());
+fn who_leads_and_has_nothing_to_write_has_room_and_gives_its_lease_back() {
+    let mut election = leader();
+    // As many as one request takes.
+    assert_eq!(election.room(), MAX_CHANGES);
     assert_eq!(election.resign(), Some(Request::Release { lease: 7 }));
+    election.change(("k".to_owned(), None));
+    assert_eq!(election.room(), 0, "others are to be written");
     let election = Election::new();
-    assert!(!election.is_at_rest(), "it does not lead");
+    assert_eq!(election.room(), 0, "it does not lead");
     assert_eq!(election.resign(), None);
 }
