@@ -31,7 +31,7 @@ fn who_does_not_lead_knows_who_does_and_asks_again() {
     let other = |port| Reply::Campaigned { revision: None, leader: Some(address(port)), term: 4 };
     election.handle_reply(at(0.2), other(1));
     assert_eq!((election.leader(), election.leads_until()), (Some(address(1)), None));
-    assert!(!election.is_at_rest() && election.poll_event().is_none());
+    assert!(election.room() == 0 && election.poll_event().is_none());
     // Where all are is asked beside it, and the key again half a second later.
     assert_eq!(ask(&mut election, 0.2), Request::List);
     election.handle_reply(at(0.3), Reply::Listed { controllers: vec![address(1), address(2)] });
@@ -107,7 +107,7 @@ fn changes_that_the_store_takes_none_of_are_dropped_with_a_word() {
     for number in 0..MAX_PENDING {
         election.change((number.to_string(), None));
     }
-    assert_eq!((election.trouble(), election.is_at_rest()), (None, false));
+    assert_eq!((election.trouble(), election.room()), (None, 0));
     election.change(("last".to_owned(), None));
     assert!(election.trouble().unwrap().contains("are dropped"));
     let changes = vec![("last".to_owned(), None)];
