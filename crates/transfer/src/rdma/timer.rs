@@ -27,9 +27,11 @@ impl Clock {
         Instant::from_nanos(self.0.elapsed().as_nanos() as u64)
     }
 
-    /// The same point in time by this clock. What was before its start is at its start.
+    /// The same point in time by this clock. What was before its start is at its start, and what 64 bits do not hold, as the
+    /// longest of deadlines, is at their end.
     pub(super) fn at(&self, time: std::time::Instant) -> Instant {
-        Instant::from_nanos(time.saturating_duration_since(self.0).as_nanos() as u64)
+        let since = time.saturating_duration_since(self.0).as_nanos();
+        Instant::from_nanos(u64::try_from(since).unwrap_or(u64::MAX))
     }
 }
 
@@ -148,5 +150,22 @@ impl Timer {
                 drop(self.changed.wait_timeout_while(state, left, waiting));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_point_in_time_that_is_too_late_for_64_bits_is_not_in_the_past() {
+        let clock = Clock::start();
+        let after = |late: Duration| clock.at(std::time::Instant::now().checked_add(late).unwrap());
+        assert_eq!(clock.at(clock.0), Instant::ZERO);
+        assert_eq!(clock.at(clock.0 + Duration::from_secs(7)), Instant::from_nanos(7_000_000_000));
+        for micros in [u64::MAX, i64::MAX as u64, u64::MAX / 1000 + 1] {
+            assert_eq!(after(Duration::from_micros(micros)), Instant::from_nanos(u64::MAX));
+        }
+        assert_eq!(after(Duration::from_secs(1 << 60)), Instant::from_nanos(u64::MAX));
     }
 }
