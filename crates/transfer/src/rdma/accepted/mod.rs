@@ -255,12 +255,21 @@ impl Accepted {
     }
 
     /// Closes everything, and takes no more questions. Returns where the other engines answer that were
-    /// connected and would understand it if they were told.
+    /// connected and would understand it if they were told: that nothing of theirs arrives any more. So it tells nobody where
+    /// others are still resetting queue pairs after a second.
     pub(super) fn stop(&self) -> BTreeSet<SocketAddr> {
         let open = self.lock().stop();
         self.changed.notify_all();
         self.settled.notify_all();
         open.iter().for_each(|(.., open)| open.connection.halt());
+        let deadline = Instant::now() + PATIENCE;
+        let mut store = self.lock();
+        while !store.all_are_reset() {
+            let Some(left) = left(deadline) else { return BTreeSet::new() };
+            let waited = self.settled.wait_timeout(store, left);
+            (store, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        }
+        drop(store);
         let others = open.iter().filter(|(it, ..)| it.incarnation != self.config.incarnation);
         others.filter_map(|(_, sender, _)| sender.told_at).collect()
     }
@@ -429,17 +438,23 @@ impl Accepted {
     /// released.
     fn carry_out<'a>(&'a self, mut store: MutexGuard<'a, Store>) -> MutexGuard<'a, Store> {
         let mut endings = store.carry_out();
-        while let Some(Ending { initiator, epoch, open }) = endings.pop() {
+        while let Some(ending) = endings.pop() {
             drop(store);
-            // Nothing is written for it any more when this returns, and nothing is read.
-            open.connection.halt();
-            drop(open);
-            store = self.lock();
-            store.closed(initiator, epoch);
+            store = self.reset(ending);
             endings.extend(store.carry_out());
             self.settled.notify_all();
         }
         self.settled.notify_all();
+        store
+    }
+
+    fn reset(&self, Ending { initiator, epoch, open }: Ending) -> MutexGuard<'_, Store> {
+        // Nothing is written for it any more when this returns, and nothing is read.
+        open.connection.halt();
+        drop(open);
+        let mut store = self.lock();
+        store.was_reset();
+        store.closed(initiator, epoch);
         store
     }
 

@@ -69,7 +69,8 @@ pub(super) struct Open {
     pub(super) receive_psn: Vec<Option<Psn>>,
 }
 
-/// A connection whose queue pairs are to be reset. [`Store::closed`] must follow.
+/// A connection whose queue pairs are to be reset. [`Store::closed`] must follow, and before it, of those of
+/// [`Store::carry_out`], [`Store::was_reset`].
 pub(super) struct Ending {
     pub(super) initiator: Initiator,
     pub(super) epoch: u64,
@@ -122,6 +123,8 @@ pub(super) struct Store {
     /// The last number that was given.
     last: u64,
     pub(super) stopped: bool,
+    /// Connections whose queue pairs are being reset by those who were given them.
+    resetting: usize,
 }
 
 impl Store {
@@ -135,7 +138,18 @@ impl Store {
             places: HashMap::new(),
             last: 0,
             stopped: false,
+            resetting: 0,
         }
+    }
+
+    /// The queue pairs of one that [`Store::carry_out`] has given are reset.
+    pub(super) fn was_reset(&mut self) {
+        self.resetting -= 1;
+    }
+
+    /// Whether all that were given are.
+    pub(super) const fn all_are_reset(&self) -> bool {
+        self.resetting == 0
     }
 
     /// A peer wants to connect. If it may, its entry is there once what was before is closed.
@@ -310,6 +324,7 @@ impl Store {
                 TargetOutput::Refuse { .. } | TargetOutput::Full { .. } => {}
             }
         }
+        self.resetting += endings.len();
         endings
     }
 

@@ -505,6 +505,30 @@ fn an_engine_that_stops_knows_whom_to_tell_and_accepts_nobody() {
     assert_eq!(accepted.lock().connections(), 0);
 }
 
+/// The peer takes it as the word that nothing of its connections arrives any more.
+#[test]
+fn an_engine_that_stops_tells_nobody_while_others_reset_queue_pairs() {
+    let at = "127.3.2.1:9".parse().unwrap();
+    for ends in [true, false] {
+        let accepted = Accepted::new(CONFIG);
+        let ours = open(21 + u8::from(ends), &Weak::new());
+        for rail in [0, 1] {
+            let known = HandShakeDesc { control_address: Some(at), ..by_rail(1, rail, 1) };
+            accepted.accept(&ours, &known).unwrap();
+        }
+        // As a fence does it, on a thread that has not come further.
+        let mut store = accepted.lock();
+        store.fence(Initiator { incarnation: 1, rail: 0 }, 1);
+        let mut endings = store.carry_out();
+        drop(store);
+        assert_eq!(endings.len(), 1);
+        if ends {
+            drop(accepted.reset(endings.remove(0)));
+        }
+        assert_eq!(accepted.stop(), if ends { [at].into() } else { BTreeSet::new() });
+    }
+}
+
 #[test]
 fn who_is_at_a_port_of_infiniband_is_told_where_this_one_is() {
     let accepted = Arc::new(Accepted::new(CONFIG));
