@@ -67,13 +67,17 @@ impl Lookups {
         }
         drop(asked);
         let (store, all) = (Arc::clone(&self.store), Arc::clone(&self.asked));
-        let name = name.to_owned();
-        let ask = move || all.answer(&name, store.address(&name).map(|meta| meta.address));
-        if let Err(ask) = self.workers.run(Box::new(ask))
-            && !self.stopped.load(Ordering::Acquire)
-        {
-            // The system has no thread.
-            ask();
+        let asked = name.to_owned();
+        let ask = move || all.answer(&asked, store.address(&asked).map(|meta| meta.address));
+        if let Err(ask) = self.workers.run(Box::new(ask)) {
+            match self.stopped.load(Ordering::Acquire) {
+                true => {
+                    let waiting = self.asked.lock().remove(name);
+                    drop(waiting);
+                }
+                // The system has no thread.
+                false => ask(),
+            }
         }
     }
 
@@ -166,5 +170,10 @@ mod tests {
         assert_eq!(asked.try_iter().count(), 0, "the others are not asked any more");
         look_up("c");
         assert!(told.try_recv().is_err());
+        // Who waits for it may be ended by that it is dropped.
+        let waits = Arc::new(());
+        let waiting = Arc::clone(&waits);
+        lookups.address("d", None, move |_| drop(waiting));
+        assert_eq!(Arc::strong_count(&waits), 1);
     }
 }
