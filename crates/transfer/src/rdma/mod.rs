@@ -14,13 +14,15 @@ mod registration;
 mod runs;
 mod shared;
 mod sieve;
+#[cfg(test)]
+mod tests;
 mod timer;
 mod work;
 
 use std::collections::HashMap;
 use std::mem;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -72,7 +74,7 @@ const CONNECT_MORE: Duration = Duration::from_millis(500);
 
 pub(crate) struct RdmaTransport {
     shared: Arc<Shared>,
-    peers: Mutex<HashMap<PeerKey, Arc<Peer>>>,
+    peers: Mutex<Peers>,
     paths: RwLock<HashMap<SegmentId, Path>>,
     accepted: Arc<Accepted>,
     /// Which of its devices are near to which memory.
@@ -82,6 +84,13 @@ pub(crate) struct RdmaTransport {
     priorities: Vec<Priority>,
     /// Asks those that were accepted whether they are there.
     asking: Mutex<Option<JoinHandle<()>>>,
+}
+
+#[derive(Default)]
+struct Peers {
+    known: HashMap<PeerKey, Arc<Peer>>,
+    /// There are no more: nobody would stop one that is made now.
+    stopped: bool,
 }
 
 /// The peer of a segment, by one version of its descriptor.
@@ -213,8 +222,11 @@ impl RdmaTransport {
         let peer = self.find_peer(segment, descriptor)?;
         peer.serves(segment);
         let mut known = self.paths.write().unwrap_or_else(PoisonError::into_inner);
-        let path = Path { descriptor: Arc::clone(descriptor), peer: Arc::clone(&peer) };
-        known.insert(segment.id, path);
+        // Of one that is closed `forget` was told, and nobody tells it again.
+        if !segment.is_closed() {
+            let path = Path { descriptor: Arc::clone(descriptor), peer: Arc::clone(&peer) };
+            known.insert(segment.id, path);
+        }
         Ok(peer)
     }
 
@@ -230,12 +242,15 @@ impl RdmaTransport {
         let has_incarnation = descriptor.incarnation.is_some();
         let (name, devices) = (descriptor.name.clone(), devices.collect());
         let key = PeerKey { name, devices, has_incarnation };
-        let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(peer) = peers.get(&key) {
+        let mut peers = self.peers();
+        if peers.stopped {
+            return Err("this engine closes".to_owned());
+        }
+        if let Some(peer) = peers.known.get(&key) {
             peer.control.set(&descriptor.control_addresses);
             return Ok(Arc::clone(peer));
         }
-        peers.retain(|_, peer| is_needed(peer));
+        peers.known.retain(|_, peer| is_needed(peer));
         let rails = self.rails(descriptor)?;
         let mut matrix = PriorityMatrix::default();
         for (location, (preferred, available)) in &descriptor.priority_matrix {
@@ -255,8 +270,12 @@ impl RdmaTransport {
         });
         peer.control.set(&descriptor.control_addresses);
         self.shared.timer.add(&peer);
-        peers.insert(key, Arc::clone(&peer));
+        peers.known.insert(key, Arc::clone(&peer));
         Ok(peer)
+    }
+
+    fn peers(&self) -> MutexGuard<'_, Peers> {
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// All pairs of a device here and one of the peer that can reach each other.
@@ -346,8 +365,7 @@ impl RdmaTransport {
 
     /// What is known of the process of this incarnation.
     fn peers_of(&self, incarnation: u64) -> Vec<Arc<Peer>> {
-        let peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
-        peers.values().filter(|peer| peer.is(incarnation)).cloned().collect()
+        self.peers().known.values().filter(|peer| peer.is(incarnation)).cloned().collect()
     }
 
     /// Answers a peer, or says why not.
@@ -474,9 +492,9 @@ impl Transport for RdmaTransport {
     }
 
     fn observe(&self, metrics: &mut Metrics) {
-        let known = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
-        let peers: Vec<_> = known.values().filter(|peer| is_needed(peer)).cloned().collect();
-        drop(known);
+        let all = self.peers();
+        let peers: Vec<_> = all.known.values().filter(|peer| is_needed(peer)).cloned().collect();
+        drop(all);
         peers.iter().for_each(|peer| peer.observe(&mut metrics.rails));
         let devices = self.shared.devices.iter();
         metrics.devices.extend(devices.map(|device| DeviceMetrics::of(&device.device)));
@@ -487,10 +505,13 @@ impl Transport for RdmaTransport {
             let Run { segment, view, .. } = &runs[0];
             match self.peer(segment, &view.descriptor) {
                 Ok(peer) => peer.submit(batch, runs, terms),
-                // `reaches` has found one.
+                // `reaches` has found one, before this was stopped.
                 Err(reason) => {
                     let peer = segment.name.as_str().into();
-                    let reason = FailureReason::NoPath(reason);
+                    let reason = match self.peers().stopped {
+                        true => FailureReason::ShutDown,
+                        false => FailureReason::NoPath(reason),
+                    };
                     let error = TransferError::new(peer, "none", reason);
                     let handles = runs.iter().flat_map(|run| run.handles(batch));
                     handles.for_each(|task| task.fail_whole(&error));
@@ -523,7 +544,9 @@ impl Transport for RdmaTransport {
     }
 
     fn stop(&self) {
-        let peers = mem::take(&mut *self.peers.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut peers = self.peers();
+        peers.stopped = true;
+        let peers = mem::take(&mut peers.known);
         let connected = peers.values().filter(|peer| peer.stop() && peer.has_incarnation);
         let context = &self.shared.context;
         let others: Vec<_> = connected.filter(|peer| *peer.name != *context.engine).collect();
@@ -592,25 +615,4 @@ fn flow_config(
 /// After how long a queue pair sends again what was not acknowledged: 4.096 us * 2^n (IBTA 9.7.6.1.3).
 fn retry_time(config: &RdmaConfig) -> Duration {
     Duration::from_nanos(4096 << config.acknowledge_timeout.min(31))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn no_pause_is_longer_than_the_longest() {
-        for (longest_ms, expected_ms) in
-            [(10, (10, 10)), (1000, (1000, 1000)), (5000, (1000, 5000)), (60_000, (1000, 60_000))]
-        {
-            let max_pause = Duration::from_millis(longest_ms);
-            let config = RdmaConfig { max_pause, ..RdmaConfig::new(&[]) };
-            let flow = flow_config(&config, Duration::from_secs(1), Duration::from_millis(100));
-            let pauses = (flow.pause.as_millis(), flow.max_pause.as_millis());
-            assert_eq!(pauses, expected_ms, "{longest_ms} ms");
-        }
-        let flow = flow_config(&RdmaConfig::new(&[]), Duration::from_secs(1), Duration::ZERO);
-        let defaults = millstream_transfer_core::Config::default();
-        assert_eq!((flow.pause, flow.max_pause), (defaults.pause, defaults.max_pause));
-    }
 }

@@ -42,6 +42,8 @@ pub(crate) struct OpenSegment {
     pub(super) way: Mutex<Option<Way>>,
     /// It stays that of one start of its process.
     pub(super) bound: bool,
+    /// It is not open any more; transfers under way go on.
+    pub(super) closed: AtomicBool,
 }
 
 /// Whether somebody who has its descriptor answers.
@@ -71,7 +73,17 @@ impl OpenSegment {
             relayed: AtomicBool::new(false),
             way: Mutex::new(None),
             bound: false,
+            closed: AtomicBool::new(false),
         }
+    }
+
+    /// Whether it is not open any more: nothing is kept for it by its number. Transports are told after this is so.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    pub(super) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
     }
 
     /// Whether it must not become that of another start of its process.

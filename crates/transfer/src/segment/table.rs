@@ -94,6 +94,7 @@ impl SegmentTable {
             return Err(SegmentError::Unknown(id));
         }
         let open = inner.by_id.remove(&id).ok_or(SegmentError::Unknown(id))?;
+        open.close();
         if inner.by_name.get(&open.name) == Some(&id) {
             inner.by_name.remove(&open.name);
         }
