@@ -99,6 +99,10 @@ pub(super) struct Connection {
     receiving: Receiving,
     status: old::Status,
     low_water: old::LowWater,
+    /// It was made just now, and nothing was received since.
+    fresh: bool,
+    /// A message was begun.
+    asked: bool,
     /// Something was received.
     answered: bool,
     /// A numbered message was answered.
@@ -193,7 +197,7 @@ impl Connection {
         }
         // A peer that closed the connection while nothing was under way is found out before it gets a WRITE, of which
         // nobody could say then whether it was done.
-        let rested = self.answered && self.under_way.is_empty();
+        let rested = self.under_way.is_empty();
         let mut now = Instant::now();
         let was_heard = self.moved.is_some_and(|moved| now.duration_since(moved) < JUST_NOW)
             && peer.framing() == Framing::Numbered;
@@ -206,10 +210,17 @@ impl Connection {
                 }
             }
         }
+        self.fresh = false;
         if writable {
             self.blocked = false;
         }
         self.proceed(peer, now)
+    }
+
+    /// Whether its end tells nothing but that the peer has no more use for it: nothing is under way, and it was answered or
+    /// never asked. One that ends as soon as it is made counts as a refusal.
+    fn may_end(&self) -> bool {
+        self.under_way.is_empty() && (self.answered || !(self.asked || self.fresh))
     }
 
     /// What follows once everything was received that there is.
@@ -265,7 +276,7 @@ impl Connection {
         self.changed = true;
         self.phase = Phase::Connecting;
         self.moved = Some(Instant::now());
-        (self.answered, self.served) = (false, false);
+        (self.asked, self.answered, self.served) = (false, false, false);
         Ok(())
     }
 
@@ -310,6 +321,7 @@ impl Connection {
     /// From here on it is for messages.
     fn open(&mut self, peer: &Arc<Peer>) {
         self.phase = Phase::Open;
+        self.fresh = true;
         self.moved = Some(Instant::now());
         (self.receiving, self.status) = (Receiving::default(), old::Status::default());
         self.low_water = old::LowWater::default();
@@ -411,7 +423,7 @@ impl Connection {
         }
         self.under_way_bytes += message.length;
         self.under_way.push_back(message);
-        self.sending = true;
+        (self.asked, self.sending) = (true, true);
         // Silence counts from here on.
         self.moved = Some(now);
         if matches!(peer.framing(), Framing::Old(_)) {

@@ -85,7 +85,12 @@ pub(crate) fn segment() -> Arc<OpenSegment> {
 /// A peer that is not connected. Its address is for documentation (RFC 5737), and known at once: an answer that comes from
 /// a thread would end what tests begin.
 pub(super) fn peer() -> Arc<Peer> {
-    let (name, host, framing) = ("a".to_owned(), "192.0.2.1".to_owned(), Framing::Numbered);
+    peer_with(Framing::Numbered)
+}
+
+/// The same of one that speaks so.
+pub(super) fn peer_with(framing: Framing) -> Arc<Peer> {
+    let (name, host) = ("a".to_owned(), "192.0.2.1".to_owned());
     let place =
         Place { name, host, port: 7, framing, checked: false, incarnation: None, relays: false };
     let config = Arc::new(TcpConfig::default());

@@ -67,7 +67,7 @@ impl Connection {
                 }
             };
             match received {
-                Ok(0) if self.under_way.is_empty() && self.answered => return Err(Broken::Done),
+                Ok(0) if self.may_end() => return Err(self.turned_away().unwrap_or(Broken::Done)),
                 Ok(0) => return Err(self.turned_away().unwrap_or_else(closed)),
                 Ok(_) => has_come = true,
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => break,
@@ -388,12 +388,16 @@ mod tests {
 
     #[test]
     fn a_connection_is_looked_at_before_something_is_sent_unless_it_was_heard_of_just_now() {
-        for (is_just_now, did) in [(false, Did::Again), (true, Did::Idle)] {
+        // One that was made and not used for a while, too.
+        let heard = [(false, Did::Again), (true, Did::Idle)];
+        for (answered, (is_just_now, did)) in
+            [true, false].iter().flat_map(|it| heard.map(|of| (*it, of)))
+        {
             let (mut talk, room, (near, far)) = (Talk::new(&[]), Room::new(4), pair());
             let (_batch, handles) = tasks(Opcode::Write, room.address(), &[4]);
             let Talk { peer, connection, .. } = &mut talk;
             push(&mut peer.flow(), &room, &handles);
-            (connection.phase, connection.answered) = (Phase::Open, true);
+            (connection.phase, connection.answered) = (Phase::Open, answered);
             connection.stream = Some(Arc::clone(&near));
             drop(far);
             something_comes(&near);

@@ -99,7 +99,7 @@ impl Connection {
                 _ => receive_slice(stream.as_fd(), &mut [0]),
             };
             match received {
-                Ok(0) if self.under_way.is_empty() && self.answered => return Err(Broken::Done),
+                Ok(0) if self.may_end() => return Err(Broken::Done),
                 Ok(0) => return Err(self.ended(version)),
                 Ok(_) => self.moved = Some(Instant::now()),
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
@@ -192,8 +192,10 @@ mod tests {
 
     use millstream_net::stream::{Readiness, wait_for_stream};
 
+    use super::super::{Did, Phase};
     use super::*;
-    use crate::tcp::testing::{Room, peer, push, tasks};
+    use crate::tcp::flow::Framing;
+    use crate::tcp::testing::{Room, peer, peer_with, push, tasks};
 
     const MIB: u64 = 1 << 20;
     const LONG: Duration = Duration::from_secs(60);
@@ -280,5 +282,38 @@ mod tests {
         asks(&mut connection, Opcode::Read, MIB);
         drop(far);
         assert!(is_readable(&near, LONG));
+    }
+
+    #[test]
+    fn a_connection_that_was_not_used_yet_is_looked_at_before_something_is_sent() {
+        for version in [Version::One, Version::Two] {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            near.set_nonblocking(true).unwrap();
+            let (peer, room, near) =
+                (peer_with(Framing::Old(version)), Room::new(4), Arc::new(near));
+            let mut connection = Connection { phase: Phase::Open, ..Connection::default() };
+            connection.stream = Some(Arc::clone(&near));
+            drop(listener.accept().unwrap());
+            assert!(is_readable(&near, LONG));
+            let (_batch, handles) = tasks(Opcode::Write, room.address(), &[4]);
+            push(&mut peer.flow(), &room, &handles);
+            assert_eq!(connection.work(&peer, false, false), Did::Again, "{version:?}");
+            assert!(connection.under_way.is_empty() && peer.flow().has_more());
+            assert!(connection.has_changed(), "it is closed");
+        }
+    }
+
+    #[test]
+    fn one_that_ends_as_it_is_made_is_refused() {
+        let mut connection = Connection { phase: Phase::Open, ..Connection::default() };
+        assert!(connection.may_end());
+        connection.fresh = true;
+        assert!(!connection.may_end(), "it would be made again and again");
+        connection.fresh = false;
+        connection.asked = true;
+        assert!(!connection.may_end(), "it was asked, and not answered");
+        connection.answered = true;
+        assert!(connection.may_end());
     }
 }
