@@ -152,6 +152,8 @@ impl Entry {
             if task.is_late() {
                 task.end_rest(TransferState::Timeout);
             }
+            // Before it is claimed: who cancels it in between finds nothing to take back.
+            task.can_be_given_up();
             let claimed = if task.has_pieces() {
                 // They need not follow each other.
                 let piece = task.claim();
@@ -166,7 +168,6 @@ impl Entry {
                 several
             };
             if let Some((slice, slices)) = claimed {
-                task.can_be_given_up();
                 task.batch.posted(task.index);
                 return Some(Group {
                     ends: self.ends.clone(),

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 use std::time::Instant;
 
 use super::owners::Owned;
@@ -153,15 +153,18 @@ impl TaskHandle {
         let ends = self.ends_departing()
             || self.end_rest(TransferState::Canceled)
             || self.task().is_given_away();
+        // Who found nothing to take back sees that of who has claimed it.
+        fence(Ordering::Acquire);
         let can = self.task().rare();
         let can = can.is_some_and(|rare| rare.can_be_given_up.load(Ordering::Relaxed));
         ends || (can && self.task().end_claimed(TransferState::Canceled))
     }
 
     /// Says that who does it looks whether it [is to end early](Self::ends_early), and gives up what it has
-    /// claimed then.
+    /// claimed then. It is said before that is claimed.
     pub(crate) fn can_be_given_up(&self) {
         self.task().rare_room().can_be_given_up.store(true, Ordering::Relaxed);
+        fence(Ordering::Release);
     }
 
     /// When its time is over, if ever.
