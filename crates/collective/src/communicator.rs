@@ -591,8 +591,15 @@ impl Drop for Communicator {
             if let Some(switch) = self.hosted() {
                 switch.wait_settled(SETTLING);
             }
-        } else if let Some(switch) = self.hosted() {
-            switch.wait_settled(LINGER);
+        } else {
+            // Else the controller takes it for lost, and names it to those who have not missed the other one yet.
+            if self.way.failure().is_some_and(|error| error.is_of_one_that_left()) {
+                let sender = self.way.sender().unwrap_or_else(|| Arc::clone(&self.sender));
+                sender.say_last(ToController::Leave { collectives });
+            }
+            if let Some(switch) = self.hosted() {
+                switch.wait_settled(LINGER);
+            }
         }
         // Handles that outlive it keep the connection, by which nothing may arrive any more: what was registered can
         // be freed now.

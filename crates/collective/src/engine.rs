@@ -435,4 +435,4 @@ pub(crate) fn completion_queue(
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -330,6 +330,13 @@ fn length_rule(collective: Collective, world: u32) -> String {
     }
 }
 
+const LEFT: &str = "it left after ";
+
+/// What is told of a rank that has left.
+pub(crate) fn left_after(collectives: u64) -> String {
+    format!("{LEFT}{collectives} collectives")
+}
+
 impl CollectiveError {
     /// What the controller says.
     pub(crate) fn from_controller(reason: AbortReason) -> Self {
@@ -386,6 +393,16 @@ impl CollectiveError {
             }
             E::Protocol(_) | E::TimedOut { .. } => Self::Protocol(error.to_string()),
         }
+    }
+
+    /// A rank has left in order, after so many collectives, and is missed in a later one.
+    pub(crate) fn left(rank: u32, collectives: u64) -> Self {
+        Self::PeerLost { rank, detail: left_after(collectives) }
+    }
+
+    /// Whether it is that.
+    pub(crate) fn is_of_one_that_left(&self) -> bool {
+        matches!(self, Self::PeerLost { detail, .. } if detail.starts_with(LEFT))
     }
 
     /// Whether a switch, which is not lost, has told that another one of its tree is.

@@ -3,16 +3,18 @@
 mod common;
 
 use std::io::{Read, Write};
-use std::net::{IpAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
 use common::{
     Cluster, PATIENCE, address, device, each, join_all, joined, leave, on_both, start_controller,
+    start_controller_with,
 };
 use millstream_collective::{
-    Awaited, Call, CollectiveError, Communicator, JoinConfig, JoinError, ReduceOperation, Refusal,
-    Waiting,
+    Awaited, Call, CollectiveError, Communicator, JoinConfig, JoinError, Path, ReduceOperation,
+    Refusal, Waiting,
 };
+use millstream_control::controller::ControllerConfig;
 use millstream_inc::protocol::{
     AbortReason, Commanded, FallbackOffer, FrameDecoder, FromController, Hello, Plan, ToController,
     encode,
@@ -333,6 +335,37 @@ fn early_in(cluster: &Cluster) {
     let error = ranks[0].all_reduce_in_place(&mut [1; 10], Sum).unwrap_err();
     let detail = "it left after 1 collectives".to_owned();
     assert_eq!(error, CollectiveError::PeerLost { rank: 1, detail });
+}
+
+/// The controller took it for lost, and named it to those who called later.
+#[test]
+fn who_cannot_go_on_since_a_rank_has_left_leaves_as_well() {
+    let listen = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let mut config = ControllerConfig::new(listen);
+    config.rules.resume_timeout = Duration::from_millis(100);
+    let (daemon, controller) = start_controller_with(config);
+    let switches = vec![common::start_switch(controller, "s")];
+    let controller_daemon = Some(daemon);
+    let cluster =
+        Cluster { controller, switches, controller_daemon, path: Path::Switch, fallback: false };
+    for path in [Path::Switch, Path::SharedMemory] {
+        let config = |rank| JoinConfig { path, ..cluster.config("left", 3, rank) };
+        let mut ranks = joined((0..3).map(config));
+        each(&mut ranks, |rank| rank.all_reduce_in_place(&mut [1; 10], Sum).unwrap());
+        drop(ranks.pop());
+        let detail = "it left after 1 collectives".to_owned();
+        let missed = CollectiveError::PeerLost { rank: 2, detail };
+        let error = ranks[0].all_reduce_in_place(&mut [1; 10], Sum).unwrap_err();
+        assert_eq!(error, missed);
+        drop(ranks.remove(0));
+        // Ten times as long as it would take.
+        let stopwatch = Stopwatch::start();
+        while stopwatch.took().wall < Duration::from_secs(1) && ranks[0].failure().is_none() {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let error = ranks[0].all_reduce_in_place(&mut [1; 10], Sum).unwrap_err();
+        assert_eq!(error, missed, "{path:?}");
+    }
 }
 
 #[test]

@@ -93,7 +93,6 @@ impl State {
     /// Why a collective can never end, if a rank has left before it.
     pub(super) fn outlived(&self, sequence: u64) -> Option<CollectiveError> {
         let &(rank, collectives) = self.left.iter().find(|&&(_, called)| called <= sequence)?;
-        let detail = format!("it left after {collectives} collectives");
-        Some(CollectiveError::PeerLost { rank, detail })
+        Some(CollectiveError::left(rank, collectives))
     }
 }

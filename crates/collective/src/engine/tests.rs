@@ -82,7 +82,7 @@ fn next_host() -> u8 {
     NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed)
 }
 
-fn barrier(limit: Duration) -> Work {
+pub(crate) fn barrier(limit: Duration) -> Work {
     let call = CollectiveCall {
         collective: Collective::Barrier,
         operation: ReduceOperation::Sum,

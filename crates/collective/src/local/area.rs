@@ -11,6 +11,7 @@ use super::layout::{
     STARTED, WORLD_AT,
 };
 use super::members::Members;
+use crate::error::left_after;
 
 /// Numbers of a descriptor, by which two are compared.
 const NUMBERS: usize = DESCRIPTOR_BYTES / 8;
@@ -188,7 +189,7 @@ impl Area {
     ) -> Option<Failure> {
         let left = |rank: u32| Some((rank, self.left(rank)?)).filter(|_| self.lacks(rank, barrier));
         if let Some((rank, collectives)) = (0..self.world).find_map(left) {
-            let detail = format!("it left after {collectives} collectives");
+            let detail = left_after(collectives);
             return Some(Failure::PeerLost { rank: self.members.rank(rank), detail });
         }
         if !all {

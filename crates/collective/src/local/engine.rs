@@ -258,6 +258,14 @@ impl LocalEngine {
 
     /// Does the next collective.
     fn run_next<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        // It was started before the other one had left.
+        if let Some(error) = state.outlived(state.finished) {
+            state.failure = state.failure.take().or_else(|| Some(error.clone()));
+            state.waiting.clear();
+            let state = self.cut_wire(state, error);
+            self.notify(&state);
+            return state;
+        }
         let Some(mut runner) = state.runner.take() else { return state };
         let Some(work) = state.waiting.pop_front() else {
             state.runner = Some(runner);
@@ -563,7 +571,35 @@ impl State {
     /// Why a collective can never end, if a rank has left before it.
     fn outlived(&self, sequence: u64) -> Option<CollectiveError> {
         let &(rank, collectives) = self.left.iter().find(|&&(_, called)| called <= sequence)?;
-        let detail = format!("it left after {collectives} collectives");
-        Some(CollectiveError::PeerLost { rank, detail })
+        Some(CollectiveError::left(rank, collectives))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millstream_net::shared_memory::{GroupOwner, own_process};
+
+    use super::*;
+    use crate::engine::tests::barrier;
+    use crate::local::layout::Layout;
+
+    const LIMIT: Duration = Duration::from_millis(100);
+
+    /// As of a rank of another host, of which nothing is in the memory of this one.
+    #[test]
+    fn what_was_started_before_a_rank_left_ends_when_it_is_its_turn() {
+        let (_owner, memory) = GroupOwner::create(Layout::new(2).length()).unwrap();
+        let area = Area::new(memory, Members::all(2));
+        (0..2).for_each(|place| area.introduce(place, own_process().unwrap()));
+        let processes = MemberProcesses::open(area.processes()).unwrap();
+        let engine = LocalEngine::new(0, Members::all(2));
+        engine.begin(area, processes, 0, None);
+        let sequences = [(); 2].map(|()| engine.start(&barrier(LIMIT), false).unwrap());
+        engine.peer_left(1, 0);
+        for sequence in sequences {
+            let outcome = engine.wait(sequence, Duration::MAX);
+            assert_eq!(outcome, Some(Err(CollectiveError::left(1, 0))));
+        }
+        engine.disconnect();
     }
 }

@@ -186,13 +186,18 @@ impl Runner {
         let deadline = self.deadline(task);
         if now >= deadline && !self.area.is_passed(barrier) {
             let members = &self.area.members;
-            let late = || (0..self.area.world).filter(|&rank| self.area.lacks(rank, barrier));
-            // Who is on the wire waits for other hosts, most likely, and hears which.
-            let wire_until = self.wire_deadline(task).filter(|_| members.has_others());
-            if late().eq([0]) && wire_until.is_some_and(|until| now < until) {
+            let late = (0..self.area.world).filter(|&rank| self.area.lacks(rank, barrier));
+            let late: Vec<u32> = late.collect();
+            // The last one has arrived just now.
+            if late.is_empty() || self.area.is_passed(barrier) {
                 return Ok(NAP);
             }
-            let late = late().map(|place| members.rank(place));
+            // Who is on the wire waits for other hosts, most likely, and hears which.
+            let wire_until = self.wire_deadline(task).filter(|_| members.has_others());
+            if late == [0] && wire_until.is_some_and(|until| now < until) {
+                return Ok(NAP);
+            }
+            let late = late.into_iter().map(|place| members.rank(place));
             return Err(self.fail(Overdue::of(task.descriptor.sequence, late).into()));
         }
         Ok(deadline.saturating_duration_since(now))
