@@ -297,7 +297,7 @@ impl TcpTransport {
         retired.extend(peer);
         let over: Vec<_> = retired.extract_if(.., |peer| peer.is_at_rest()).collect();
         drop(retired);
-        over.iter().for_each(|peer| peer.stop());
+        over.iter().for_each(|peer| peer.let_go());
     }
 }
 

@@ -6,7 +6,7 @@ use std::hash::BuildHasher;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use millstream_metadata::{
@@ -82,7 +82,8 @@ pub(super) struct Peer {
     progress: Arc<Progress>,
     /// What is submitted from now on fails.
     ending: AtomicBool,
-    stopped: AtomicBool,
+    /// Why nothing more is done, once that is so.
+    stopped: OnceLock<FailureReason>,
     /// Tasks that the progress counts.
     counted: AtomicUsize,
 }
@@ -155,7 +156,7 @@ impl Peer {
             resolving: Mutex::default(),
             progress: Arc::clone(progress),
             ending: AtomicBool::new(false),
-            stopped: AtomicBool::new(false),
+            stopped: OnceLock::new(),
             counted: AtomicUsize::new(0),
         });
         progress.add(&peer);
@@ -319,8 +320,9 @@ impl Peer {
         if self.ending.load(Ordering::SeqCst) {
             self.flow().end_all(&FailureReason::ShutDown);
         }
-        if self.stopped.load(Ordering::SeqCst) {
-            self.flow().fail_all(&FailureReason::ShutDown);
+        // Whoever stops it says so before it takes the flow.
+        if let Some(reason) = self.stopped.get() {
+            self.flow().fail_all(reason);
         }
         self.work();
         self.progress.submitted();
@@ -404,7 +406,7 @@ impl Peer {
 
     /// Whether a lane is to be connected. What cannot be done soon fails.
     pub(super) fn may_connect(&self) -> bool {
-        if !self.flow().has_more() || self.stopped.load(Ordering::SeqCst) {
+        if !self.flow().has_more() || self.stopped.get().is_some() {
             return false;
         }
         let resolving = self.resolving();
@@ -556,9 +558,19 @@ impl Peer {
 
     /// Ends all work: what is under way fails.
     pub(super) fn stop(self: &Arc<Self>) {
-        self.stopped.store(true, Ordering::SeqCst);
+        self.close(FailureReason::ShutDown);
+    }
+
+    /// The same of one that is at rest and that no segment leads to any more. Who has found it just before may still bring
+    /// something.
+    pub(super) fn let_go(self: &Arc<Self>) {
+        self.close(FailureReason::NoPath("the segment was closed, or asked for again".to_owned()));
+    }
+
+    fn close(self: &Arc<Self>, reason: FailureReason) {
+        let reason = self.stopped.get_or_init(|| reason);
         self.lanes.iter().for_each(|lane| lane.stop(self));
-        self.flow().fail_all(&FailureReason::ShutDown);
+        self.flow().fail_all(reason);
         self.tell();
         self.progress.remove(self);
     }
@@ -581,6 +593,8 @@ mod tests {
     use std::thread;
 
     use super::*;
+    use crate::path::Allowed;
+    use crate::tcp::testing;
 
     fn peer(host: &str, resolver: &Resolver) -> Arc<Peer> {
         let (framing, port) = (Framing::Numbered, 7);
@@ -634,5 +648,29 @@ mod tests {
         wait_until(|| peer.is_unresolved().is_some());
         let reason = peer.is_unresolved().unwrap().to_string();
         assert!(reason.contains("no.host has no address: no such name"), "{reason}");
+    }
+
+    #[test]
+    fn who_brings_something_to_a_peer_that_was_let_go_is_not_told_that_the_engine_closes() {
+        let (peer, room, segment) = (testing::peer(), testing::Room::new(4), testing::segment());
+        let (batch, _) = testing::tasks(crate::Opcode::Write, room.address(), &[4]);
+        let run = Run {
+            transport: 0,
+            transport_name: "tcp",
+            copies: false,
+            tasks: 0..1,
+            claimed: 0,
+            allowed: Allowed::default(),
+            local: Arc::clone(&room.local),
+            view: segment.view(),
+            segment,
+            buffer: 0,
+        };
+        peer.let_go();
+        peer.submit(&batch.shared, &run, &Terms::default());
+        let status = batch.status(0).unwrap();
+        assert_eq!(status.state, TransferState::Failed);
+        let reason = status.error.unwrap().reason;
+        assert!(matches!(reason, FailureReason::NoPath(_)), "{reason}");
     }
 }

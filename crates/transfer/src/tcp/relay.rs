@@ -232,7 +232,7 @@ impl RelayTransport {
         }
         let over: Vec<_> = retired.extract_if(.., |peer| peer.is_at_rest()).collect();
         drop(retired);
-        over.iter().for_each(|peer| peer.stop());
+        over.iter().for_each(|peer| peer.let_go());
     }
 
     /// Runs `with` on what is known of the way to a segment.
