@@ -11,6 +11,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
+use self::overdue::Overdue;
 pub(super) use self::overdue::stuck;
 
 use millstream_metadata::{BufferDesc, SegmentDesc};
@@ -111,6 +112,8 @@ pub(super) struct Flow {
     /// Parts whose connection has ended: before they were begun at the target, or they are READs, or it is fenced before.
     again: VecDeque<usize>,
     serial: u64,
+    /// Tasks that were late when it was their turn: see [`Flow::take_late`].
+    late: Vec<TaskHandle>,
     /// No deadline is earlier, if there is any.
     earliest: Option<Instant>,
     counters: RailCounters,
@@ -145,12 +148,14 @@ impl Entry {
         Self { ends, batch: Arc::clone(batch), next, end }
     }
 
-    /// The slices to move next.
-    fn claim(&mut self) -> Option<Group> {
+    /// The slices to move next. Tasks that are late are put there.
+    fn claim(&mut self, late: &mut Vec<TaskHandle>) -> Option<Group> {
         while self.next < self.end {
             let task = TaskHandle { batch: Arc::clone(&self.batch), index: self.next };
             if task.is_late() {
-                task.end_rest(TransferState::Timeout);
+                late.push(task);
+                self.next += 1;
+                continue;
             }
             // Before it is claimed: who cancels it in between finds nothing to take back.
             task.can_be_given_up();
@@ -340,12 +345,17 @@ impl Flow {
 
     fn next_group(&mut self) -> Option<(usize, WideSlice)> {
         loop {
-            if let Some(group) = self.queue.front_mut()?.claim() {
+            if let Some(group) = self.queue.front_mut()?.claim(&mut self.late) {
                 let slice = group.slice;
                 return Some((self.groups.insert(group), slice));
             }
             self.queue.pop_front();
         }
+    }
+
+    /// What [`Flow::begin`] has found to be late, to be told without the lock: who is told may submit more.
+    pub(super) fn take_late(&mut self) -> Overdue {
+        Overdue::of_tasks(std::mem::take(&mut self.late))
     }
 
     /// The part of this number, if it is under way.

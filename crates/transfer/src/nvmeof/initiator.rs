@@ -308,10 +308,19 @@ impl Shared {
                 if !parts.is_empty() {
                     break;
                 }
-                state = self.queue.wait(state, None);
+                let late = state.flow.take_late();
+                if late.is_empty() {
+                    state = self.queue.wait(state, None);
+                } else {
+                    drop(state);
+                    late.tell();
+                    state = self.queue.lock();
+                }
             }
             state.own.busy_since.get_or_insert_with(Instant::now);
+            let late = state.flow.take_late();
             drop(state);
+            late.tell();
             for part in parts.drain(..) {
                 let Part { id, opcode, durable, key, offset, length, .. } = part;
                 let header = Request { opcode, durable, id, key, offset, length }.emit();

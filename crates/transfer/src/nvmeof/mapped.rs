@@ -145,7 +145,15 @@ impl Shared {
                 drop(state);
                 return rest.fail(&FailureReason::ShutDown);
             }
-            let Some(part) = state.flow.begin(BUFFERS) else {
+            let part = state.flow.begin(BUFFERS);
+            let late = state.flow.take_late();
+            let Some(part) = part else {
+                if !late.is_empty() {
+                    drop(state);
+                    late.tell();
+                    state = self.queue.lock();
+                    continue;
+                }
                 let busy = state.own.under_way > 0;
                 let timeout = busy.then(|| state.flow.next_look(Instant::now()));
                 state = self.queue.wait(state, timeout);
@@ -166,6 +174,7 @@ impl Shared {
             state.own.under_way += 1;
             let buffer = state.own.buffers.pop();
             drop(state);
+            late.tell();
             let buffer = buffer.unwrap_or_else(|| AlignedBuffer::new(MAX_LENGTH as usize));
             self.begin(part, buffer);
             state = self.queue.lock();

@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use super::{EndedGroup, Entry, Flow, Part};
+use crate::task::TaskHandle;
 use crate::{Opcode, TransferState};
 
 /// For how long a WRITE that is not wanted any more is waited for.
@@ -26,17 +27,25 @@ pub(in super::super) fn stuck(limit: Duration) -> String {
 #[derive(Default)]
 pub(in super::super) struct Overdue {
     late: VecDeque<Entry>,
+    tasks: Vec<TaskHandle>,
     groups: Vec<EndedGroup>,
 }
 
 impl Overdue {
     pub(in super::super) fn is_empty(&self) -> bool {
-        self.late.is_empty() && self.groups.is_empty()
+        self.late.is_empty() && self.tasks.is_empty() && self.groups.is_empty()
+    }
+
+    pub(super) fn of_tasks(tasks: Vec<TaskHandle>) -> Self {
+        Self { tasks, ..Self::default() }
     }
 
     pub(in super::super) fn tell(self) {
         for entry in self.late {
             entry.end_late();
+        }
+        for task in self.tasks {
+            task.end_rest(TransferState::Timeout);
         }
         for group in self.groups {
             group.tell(&mut crate::task::EndedTasks::default());
@@ -47,7 +56,7 @@ impl Overdue {
 impl Entry {
     fn end_late(&self) {
         for index in self.next..self.end {
-            let task = crate::task::TaskHandle { batch: self.batch.clone(), index };
+            let task = TaskHandle { batch: self.batch.clone(), index };
             task.end_rest(TransferState::Timeout);
         }
     }

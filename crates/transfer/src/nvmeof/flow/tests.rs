@@ -21,12 +21,22 @@ pub(in super::super) fn submit_from(
     length: u64,
     opcodes: &[Opcode],
 ) -> Batch {
+    submit_until(flow, local, length, opcodes, None)
+}
+
+fn submit_until(
+    flow: &mut Flow,
+    local: &Arc<LocalMemory>,
+    length: u64,
+    opcodes: &[Opcode],
+    deadline: Option<Instant>,
+) -> Batch {
     let count = opcodes.len();
     let batch = Batch::new(count, Slicing::new(1024, 4), true, &Arc::default()).unwrap();
     for (index, &opcode) in opcodes.iter().enumerate() {
         let (source, target) = (local.span().first, SegmentId::LOCAL);
         let request = TransferRequest { opcode, source, target, target_offset: 0, length };
-        batch.shared.tasks.get(index).start(&request, &batch.shared.slicing, None);
+        batch.shared.tasks.get(index).start(&request, &batch.shared.slicing, deadline);
     }
     batch.shared.added(count);
     let text = r#"{"name":"nvmeof/a:1/f","protocol":"nvmeof","buffers":[{"length":4096,"file_path":"/f"}]}"#;
@@ -205,4 +215,18 @@ fn a_write_that_is_canceled_before_its_fence_is_confirmed_waits_for_that() {
         let status = batch.status(0).unwrap();
         assert_eq!((status.state, status.target_undefined), (TransferState::Canceled, !confirmed));
     }
+}
+
+#[test]
+fn who_is_late_when_it_is_his_turn_is_told_without_the_lock() {
+    let (mut flow, room) = (Flow::default(), Room::new(LENGTH as usize));
+    let opcodes = [Opcode::Read, Opcode::Write];
+    let late = submit_until(&mut flow, &room.local, LENGTH, &opcodes, Some(Instant::now()));
+    let timely = submit(&mut flow, &room, &[Opcode::Read]);
+    // Whoever begins has the lock.
+    begin(&mut flow, 1);
+    assert!((0..2).all(|index| state(&late, index) != TransferState::Timeout));
+    flow.take_late().tell();
+    assert!((0..2).all(|index| state(&late, index) == TransferState::Timeout));
+    assert!(flow.take_late().is_empty() && state(&timely, 0) != TransferState::Timeout);
 }
