@@ -109,7 +109,7 @@ pub(super) struct Connection {
     served: bool,
     /// It was turned away at its beginning: nothing that was sent over it is done.
     turned_away: bool,
-    /// When something was last sent or received.
+    /// When something was last received, or sent of what it answers next.
     moved: Option<Instant>,
 }
 
@@ -350,7 +350,10 @@ impl Connection {
             if self.sending || self.line.has_unsent() {
                 match self.send_some() {
                     Ok(()) => {
-                        self.moved = Some(now);
+                        // What waits behind others, its kernel takes though it may stand still.
+                        if self.under_way.len() <= 1 {
+                            self.moved = Some(now);
+                        }
                         self.after_sending(peer)?;
                     }
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -424,8 +427,10 @@ impl Connection {
         self.under_way_bytes += message.length;
         self.under_way.push_back(message);
         (self.asked, self.sending) = (true, true);
-        // Silence counts from here on.
-        self.moved = Some(now);
+        // Silence counts from here on, unless it is silent already.
+        if self.under_way.len() == 1 {
+            self.moved = Some(now);
+        }
         if matches!(peer.framing(), Framing::Old(_)) {
             self.await_data(true);
         }

@@ -410,6 +410,23 @@ mod tests {
         }
     }
 
+    /// An application that goes on submitting, to a peer that stands still.
+    #[test]
+    fn what_is_sent_behind_others_is_no_sign_of_life() {
+        let (mut talk, room, (near, _far)) =
+            (Talk::new(&[(Opcode::Write, &[4])]), Room::new(4), pair());
+        let (_batch, handles) = tasks(Opcode::Write, room.address(), &[4]);
+        let Talk { peer, connection, .. } = &mut talk;
+        (connection.phase, connection.stream) = (Phase::Open, Some(near));
+        let (now, patience) = (Instant::now(), peer.config().progress_timeout);
+        connection.moved = now.checked_sub(patience / 2);
+        push(&mut peer.flow(), &room, &handles);
+        assert_eq!(connection.work(peer, false, false), Did::Idle);
+        assert_eq!(connection.under_way.len(), 2);
+        assert!(!connection.check(peer, now + patience / 4));
+        assert!(connection.check(peer, now + patience * 3 / 4));
+    }
+
     #[test]
     fn faults_are_of_pieces_that_are_there() {
         let mut talk = Talk::new(&[(Opcode::Write, &[4, 6])]);
