@@ -260,7 +260,9 @@ impl LocalEngine {
     fn run_next<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         // It was started before the other one had left.
         if let Some(error) = state.outlived(state.finished) {
-            state.failure = state.failure.take().or_else(|| Some(error.clone()));
+            // What is known of one that is dead says more.
+            let error = self.failure_of(&mut state).unwrap_or(error);
+            state.failure = Some(error.clone());
             state.waiting.clear();
             let state = self.cut_wire(state, error);
             self.notify(&state);

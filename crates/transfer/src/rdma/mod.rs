@@ -544,21 +544,26 @@ impl Transport for RdmaTransport {
     }
 
     fn stop(&self) {
-        let mut peers = self.peers();
-        peers.stopped = true;
-        let peers = mem::take(&mut peers.known);
+        let mut all = self.peers();
+        all.stopped = true;
+        let peers = mem::take(&mut all.known);
+        // What follows waits, for others that take it too, and tells wakers.
+        drop(all);
         let connected = peers.values().filter(|peer| peer.stop() && peer.has_incarnation);
         let context = &self.shared.context;
         let others: Vec<_> = connected.filter(|peer| *peer.name != *context.engine).collect();
-        let initiators = self.accepted.stop().into_iter();
-        let initiators = initiators.map(|at| HostPort::from_address(at.ip(), at.port()));
-        // A server may have to be asked, which those do not wait for who are told first.
-        let known = others.into_iter().filter_map(|peer| {
-            let known = context.store.known_address(&peer.name, peer.incarnation());
-            known.or_else(|| context.store.address(&peer.name).ok())
-        });
-        let addresses = initiators.chain(known.map(|meta| meta.address));
-        accepted::tell(&context.calls, context.incarnation, addresses);
+        // A peer may have connections both ways: where some are still being reset, none is told.
+        if let Some(initiators) = self.accepted.stop() {
+            let initiators = initiators.into_iter();
+            let initiators = initiators.map(|at| HostPort::from_address(at.ip(), at.port()));
+            // A server may have to be asked, which those do not wait for who are told first.
+            let known = others.into_iter().filter_map(|peer| {
+                let known = context.store.known_address(&peer.name, peer.incarnation());
+                known.or_else(|| context.store.address(&peer.name).ok())
+            });
+            let addresses = initiators.chain(known.map(|meta| meta.address));
+            accepted::tell(&context.calls, context.incarnation, addresses);
+        }
         let asking = self.asking.lock().unwrap_or_else(PoisonError::into_inner).take();
         join(asking);
         self.shared.timer.stop();

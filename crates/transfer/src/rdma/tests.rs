@@ -21,6 +21,42 @@ fn buffer(engine: &TransferEngine) -> Buffer {
     engine.allocate_buffer(4096, "*", true).unwrap()
 }
 
+/// A transport that this engine does not know of.
+fn transport(engine: &TransferEngine, host: u8) -> RdmaTransport {
+    let inner = &engine.inner;
+    let at = Ipv4Addr::new(127, 97, std::process::id() as u8, host).into();
+    let context = RdmaContext {
+        engine: engine.name().to_owned(),
+        control_address: SocketAddr::new(at, 9),
+        incarnation: 1,
+        calls: Arc::clone(&inner.calls),
+        lookups: Arc::clone(&inner.lookups),
+        slice_length: 64 << 10,
+        fragment_ratio: 4,
+        policy: inner.policy,
+        store: Arc::clone(&inner.store),
+        elsewhere: None,
+    };
+    RdmaTransport::new(RdmaConfig::new(&[at]), context).unwrap()
+}
+
+/// Peers that close at the same time tell each other, and each answers the other.
+#[test]
+fn who_closes_waits_without_the_peers_locked() {
+    let engine = engine(6);
+    let transport = transport(&engine, 7);
+    let asking = transport.asking.lock().unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| transport.stop());
+        let start = Instant::now();
+        while !transport.peers.try_lock().is_ok_and(|peers| peers.stopped) {
+            assert!(start.elapsed() < LONG);
+            thread::yield_now();
+        }
+        drop(asking);
+    });
+}
+
 /// As of a thread that moves tasks to another transport while the engine closes.
 #[test]
 fn what_is_submitted_after_the_end_ends() {
@@ -52,21 +88,7 @@ fn what_is_submitted_after_the_end_ends() {
 fn nothing_is_kept_of_a_segment_that_is_closed() {
     let (ours, theirs) = (engine(3), engine(4));
     let _far = buffer(&theirs);
-    let inner = &ours.inner;
-    let at = Ipv4Addr::new(127, 97, std::process::id() as u8, 5).into();
-    let context = RdmaContext {
-        engine: ours.name().to_owned(),
-        control_address: SocketAddr::new(at, 9),
-        incarnation: 1,
-        calls: Arc::clone(&inner.calls),
-        lookups: Arc::clone(&inner.lookups),
-        slice_length: 64 << 10,
-        fragment_ratio: 4,
-        policy: inner.policy,
-        store: Arc::clone(&inner.store),
-        elsewhere: None,
-    };
-    let transport = RdmaTransport::new(RdmaConfig::new(&[at]), context).unwrap();
+    let (transport, inner) = (transport(&ours, 5), &ours.inner);
     let id = ours.open_segment(theirs.name()).unwrap().id();
     let open = inner.segments.by_id(id).unwrap();
     let descriptor = open.view().descriptor;

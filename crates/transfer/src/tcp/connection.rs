@@ -527,8 +527,8 @@ impl Connection {
         }
         peer.ask_for_fences();
         match (phase, peer.framing()) {
-            // A connection that ends unanswered is how version 1 rejects a request.
-            (Phase::Open, Framing::Old(Version::One)) => {}
+            // A connection that ends unanswered is how version 1 rejects a request. One that was not asked rejects none.
+            (Phase::Open, Framing::Old(Version::One)) if self.asked => {}
             (Phase::Open, _) if ended && !self.answered => {
                 peer.unanswered(&reason);
                 // Somebody else may be at this one.

@@ -255,9 +255,9 @@ impl Accepted {
     }
 
     /// Closes everything, and takes no more questions. Returns where the other engines answer that were
-    /// connected and would understand it if they were told: that nothing of theirs arrives any more. So it tells nobody where
-    /// others are still resetting queue pairs after a second.
-    pub(super) fn stop(&self) -> BTreeSet<SocketAddr> {
+    /// connected and would understand it if they were told: that nothing of theirs arrives any more. `None` where others are
+    /// still resetting queue pairs after a second: then it is not so.
+    pub(super) fn stop(&self) -> Option<BTreeSet<SocketAddr>> {
         let open = self.lock().stop();
         self.changed.notify_all();
         self.settled.notify_all();
@@ -265,13 +265,13 @@ impl Accepted {
         let deadline = Instant::now() + PATIENCE;
         let mut store = self.lock();
         while !store.all_are_reset() {
-            let Some(left) = left(deadline) else { return BTreeSet::new() };
+            let left = left(deadline)?;
             let waited = self.settled.wait_timeout(store, left);
             (store, _) = waited.unwrap_or_else(PoisonError::into_inner);
         }
         drop(store);
         let others = open.iter().filter(|(it, ..)| it.incarnation != self.config.incarnation);
-        others.filter_map(|(_, sender, _)| sender.told_at).collect()
+        Some(others.filter_map(|(_, sender, _)| sender.told_at).collect())
     }
 
     /// Waits until it is the turn of a request: until what is to be closed before is closed.

@@ -304,6 +304,31 @@ mod tests {
         }
     }
 
+    /// Otherwise it would be made again at once, and again.
+    #[test]
+    fn a_peer_that_ends_connections_as_they_are_made_is_left_alone_for_a_while() {
+        for version in [Version::One, Version::Two] {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let (peer, room) = (peer_with(Framing::Old(version)), Room::new(4));
+            let (_batch, handles) = tasks(Opcode::Write, room.address(), &[4]);
+            push(&mut peer.flow(), &room, &handles);
+            let mut rounds = 0;
+            while peer.may_connect() {
+                assert!(rounds < 10, "{version:?}");
+                rounds += 1;
+                let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+                near.set_nonblocking(true).unwrap();
+                let near = Arc::new(near);
+                let mut connection = Connection { phase: Phase::Open, ..Connection::default() };
+                (connection.stream, connection.fresh) = (Some(Arc::clone(&near)), true);
+                drop(listener.accept().unwrap());
+                assert!(is_readable(&near, LONG));
+                assert_eq!(connection.work(&peer, true, false), Did::Again);
+            }
+            assert!(peer.flow().has_more(), "{version:?}: nothing was asked");
+        }
+    }
+
     #[test]
     fn one_that_ends_as_it_is_made_is_refused() {
         let mut connection = Connection { phase: Phase::Open, ..Connection::default() };
