@@ -358,11 +358,9 @@ fn who_cannot_go_on_since_a_rank_has_left_leaves_as_well() {
         let error = ranks[0].all_reduce_in_place(&mut [1; 10], Sum).unwrap_err();
         assert_eq!(error, missed);
         drop(ranks.remove(0));
-        // Ten times as long as it would take.
-        let stopwatch = Stopwatch::start();
-        while stopwatch.took().wall < Duration::from_secs(1) && ranks[0].failure().is_none() {
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        // Who is away from later on is given up later, and its group hears of that.
+        let (mut others, dummy) = with_dummy(&cluster, "away", 2);
+        errors_after(&mut others, || drop(dummy));
         let error = ranks[0].all_reduce_in_place(&mut [1; 10], Sum).unwrap_err();
         assert_eq!(error, missed, "{path:?}");
     }

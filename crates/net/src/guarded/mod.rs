@@ -91,7 +91,7 @@ pub unsafe fn copy(
     }
 }
 
-/// Ranges that are worth to be given to [`copy_together`] at a time: more save nothing.
+/// How many ranges callers give to [`copy_together`] at a time, at most.
 pub const TOGETHER: usize = 32;
 
 /// Copies ranges of one length, a line of each in turn, around the caches where the processor can, and where they are at least

@@ -1,4 +1,4 @@
-//! The transport, when its engine closes and when segments do.
+//! The transport, when its engine closes and when segments do, and what its flows are made with.
 
 use std::net::{Ipv4Addr, SocketAddr};
 

@@ -99,7 +99,7 @@ pub(super) struct Connection {
     receiving: Receiving,
     status: old::Status,
     low_water: old::LowWater,
-    /// It was made just now, and nothing was received since.
+    /// It was made just now, and has not been looked at since.
     fresh: bool,
     /// A message was begun.
     asked: bool,

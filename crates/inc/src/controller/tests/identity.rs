@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 
 use super::*;
+use crate::mix::{STEP, mix};
 
 /// The numbers of a group that was made after so many others by a controller with this seed.
 fn identity(seed: u64, groups: u64) -> [u64; 2] {
@@ -42,13 +43,6 @@ fn the_numbers_of_groups_look_random() {
 /// As it was made before, from one number by functions that have inverses: one identity told all of them.
 #[test]
 fn no_identity_tells_the_next() {
-    const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
-    let mix = |state: u64| {
-        let mut z = state.wrapping_add(STEP);
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    };
     let unmix = |mixed: u64| {
         let mut z = mixed ^ mixed >> 31 ^ mixed >> 62;
         z = z.wrapping_mul(0x3196_42b2_d24d_8ec3);
