@@ -133,18 +133,18 @@ fn who_survives_a_killed_rank_is_told_and_the_next_run_is_a_new_group() {
         }
         run_with(&cluster, &example, 3, RIGHT);
     }
-    // One that is not complete.
-    let half = Rank::start(&mut cluster.rank(&example, &[], 2, 0));
-    loop {
-        // Another rank 0 is refused once the controller knows the first.
+    // One that is not complete. Another rank 0 is refused once the controller knows the first.
+    let half = loop {
+        let half = Rank::start(&mut cluster.rank(&example, &[], 2, 0));
         let mut other = cluster.rank(&program, &["call"], 2, 0);
         let output = other.env("INCCL_JOIN_TIMEOUT_MS", "100").output().unwrap();
         let printed = String::from_utf8(output.stdout).unwrap();
         if printed.contains("has a rank 0 already") {
-            break;
+            break half;
         }
+        // The other one came first, and would do so again before the first asks again.
         assert!(printed.contains("is incomplete"), "{printed}");
-    }
+    };
     half.kill();
     run_with(&cluster, &example, 2, RIGHT);
 }
