@@ -587,21 +587,46 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_millis(100);
 
-    /// As of a rank of another host, of which nothing is in the memory of this one.
-    #[test]
-    fn what_was_started_before_a_rank_left_ends_when_it_is_its_turn() {
-        let (_owner, memory) = GroupOwner::create(Layout::new(2).length()).unwrap();
+    /// The rank in the first place of two, which share memory.
+    fn first_of_two() -> (GroupOwner, Arc<LocalEngine>) {
+        let (owner, memory) = GroupOwner::create(Layout::new(2).length()).unwrap();
         let area = Area::new(memory, Members::all(2));
         (0..2).for_each(|place| area.introduce(place, own_process().unwrap()));
         let processes = MemberProcesses::open(area.processes()).unwrap();
         let engine = LocalEngine::new(0, Members::all(2));
         engine.begin(area, processes, 0, None);
+        (owner, engine)
+    }
+
+    /// As of a rank of another host, of which nothing is in the memory of this one.
+    #[test]
+    fn what_was_started_before_a_rank_left_ends_when_it_is_its_turn() {
+        let (_owner, engine) = first_of_two();
         let sequences = [(); 2].map(|()| engine.start(&barrier(LIMIT), false).unwrap());
         engine.peer_left(1, 0);
         for sequence in sequences {
             let outcome = engine.wait(sequence, Duration::MAX);
             assert_eq!(outcome, Some(Err(CollectiveError::left(1, 0))));
         }
+        engine.disconnect();
+    }
+
+    /// All of the search was added to its limit.
+    #[test]
+    fn a_call_that_begins_in_a_search_for_trees_waits_no_longer_for_what_was_over_of_it() {
+        let (_owner, engine) = first_of_two();
+        engine.begin_recovery(1, &CollectiveError::Closed);
+        let sequence = engine.start(&barrier(LIMIT), false).unwrap();
+        thread::scope(|scope| {
+            let waits = scope.spawn(|| engine.wait(sequence, Duration::MAX));
+            let area = engine.area.get().unwrap();
+            while area.lacks(0, 1) {
+                thread::yield_now();
+            }
+            engine.end_recovery(1, Duration::from_secs(3600));
+            let outcome = waits.join().unwrap();
+            assert!(matches!(outcome, Some(Err(CollectiveError::Overdue { .. }))), "{outcome:?}");
+        });
         engine.disconnect();
     }
 }

@@ -15,6 +15,7 @@
 //! at which the ranks agree on the call, and there is no barrier after the last step: a place is written again only
 //! after two further barriers.
 
+use std::cell::Cell;
 use std::num::NonZeroU32;
 use std::ops::Range;
 use std::sync::Arc;
@@ -28,6 +29,7 @@ use super::area::Area;
 use super::cut::{Chunks, slice};
 use super::failure::Failure;
 use super::layout::{SLOT_BYTES, SMALL_BYTES};
+use super::recovery::Recovery;
 use super::reduce::Blocks;
 use super::wait::{self, NAP, Spinning};
 use super::wire::Wire;
@@ -70,6 +72,10 @@ pub(super) struct Runner {
     looked: Instant,
     /// Since when other trees are looked for, as this rank has seen.
     searching: Option<Instant>,
+    /// How long other trees had been looked for, in all, when the collective that is under way began.
+    paused: Cell<Duration>,
+    /// When it began, and in the search for which trees, if in one whose end was not seen yet.
+    began_in: Cell<Option<(Instant, Recovery)>>,
     /// When all ranks of the host were seen to have called the collective that is under way.
     agreed: Option<Instant>,
 }
@@ -82,8 +88,6 @@ pub(super) struct Task<'a> {
     pub(super) bytes: usize,
     pub(super) kernel: Option<Kernel>,
     pub(super) deadline: Instant,
-    /// How long other trees had been looked for, in all, when it began.
-    paused: Duration,
     /// Set when it must end.
     pub(super) stop: &'a AtomicBool,
 }
@@ -113,6 +117,8 @@ impl Runner {
             wire,
             looked,
             searching,
+            paused: Cell::default(),
+            began_in: Cell::default(),
             agreed,
         }
     }
@@ -134,8 +140,11 @@ impl Runner {
             Collective::Broadcast | Collective::AllGather | Collective::Barrier => None,
         };
         self.agreed = None;
-        let paused = self.area.paused();
-        let task = Task { work, descriptor, bytes, kernel, deadline, paused, stop };
+        // In this order: one that ends in between is none that it began in.
+        let recovery = self.area.recovery();
+        self.paused.set(self.area.paused());
+        self.began_in.set(recovery.is_under_way.then(|| (Instant::now(), recovery)));
+        let task = Task { work, descriptor, bytes, kernel, deadline, stop };
         match self.is_small(&task) {
             _ if self.area.members.has_others() => self.run_hosts(&task)?,
             true => self.run_small(&task)?,
@@ -215,14 +224,26 @@ impl Runner {
 
     /// When a collective must be over. The time in which other trees are looked for does not count.
     pub(super) fn deadline(&self, task: &Task<'_>) -> Instant {
-        task.deadline + self.area.paused().saturating_sub(task.paused)
+        task.deadline + self.paused_for()
+    }
+
+    /// How long other trees have been looked for since a collective began.
+    fn paused_for(&self) -> Duration {
+        let paused = self.area.paused();
+        // What was over of a search when the collective began is none of that.
+        if let Some((began, recovery)) = self.began_in.get()
+            && self.area.recovery() != recovery
+        {
+            self.paused.set(self.paused.get().max(paused.saturating_sub(began.elapsed())));
+            self.began_in.set(None);
+        }
+        paused.saturating_sub(self.paused.get())
     }
 
     /// Until when who is on the wire has asked the switches whom they wait for, if it has called the collective and has no
     /// longer limit than this rank: it may have called later, so its time may be over later.
     fn wire_deadline(&self, task: &Task<'_>) -> Option<Instant> {
-        let paused = self.area.paused().saturating_sub(task.paused);
-        Some(self.agreed? + task.work.limit.min(LONGEST) + paused + WIRE_PATIENCE)
+        Some(self.agreed? + task.work.limit.min(LONGEST) + self.paused_for() + WIRE_PATIENCE)
     }
 
     /// Ends the group. Another rank may have done so first, and better.
