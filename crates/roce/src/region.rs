@@ -1,5 +1,7 @@
 //! Memory regions: keys, bounds and rights. What lies behind a region is the owner's affair.
 
+use std::collections::VecDeque;
+
 use bitflags::bitflags;
 use thiserror::Error;
 
@@ -113,11 +115,16 @@ pub enum RegionError {
     },
 }
 
+/// So many slots rest before one is used again, so that a key comes back after 65,536 further registrations at the least, and
+/// not after 256.
+const RESTING: usize = 256;
+
 /// The regions of one device, found by key in constant time.
 #[derive(Debug)]
 pub struct RegionTable<T> {
     slots: Vec<Slot<T>>,
-    free: Vec<u32>,
+    /// Those without a region, in the order in which they lost it.
+    free: VecDeque<u32>,
     capacity: usize,
     seed: u64,
 }
@@ -135,7 +142,10 @@ impl<T> RegionTable<T> {
     /// is no secret: 8 bits of a key are what an attacker has to guess.
     pub fn new(capacity: usize, seed: u64) -> Self {
         let capacity = capacity.min((1 << 24) - 1);
-        Self { slots: Vec::new(), free: Vec::new(), capacity, seed }
+        // With room for those that rest: later registrations do not allocate for them.
+        let room = capacity.min(RESTING + 1);
+        let (slots, free) = (Vec::with_capacity(room), VecDeque::with_capacity(room));
+        Self { slots, free, capacity, seed }
     }
 
     /// Registers a region and returns its key, which is never 0.
@@ -148,9 +158,11 @@ impl<T> RegionTable<T> {
         backing: T,
     ) -> Result<u32, RegionError> {
         access.check_region(address, length)?;
-        let index = match self.free.pop() {
+        let is_full = self.slots.len() >= self.capacity;
+        let rested = (is_full || self.free.len() > RESTING).then(|| self.free.pop_front());
+        let index = match rested.flatten() {
             Some(index) => index,
-            None if self.slots.len() < self.capacity => {
+            None if !is_full => {
                 let index = self.slots.len() as u32;
                 // Odd multipliers spread the seed and the index into the top bits (Knuth 6.4).
                 let mixed = (self.seed ^ u64::from(index)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -170,7 +182,7 @@ impl<T> RegionTable<T> {
     pub fn deregister(&mut self, key: u32) -> Result<Region<T>, RegionError> {
         let index = self.index(key).ok_or(RegionError::Unknown(key))?;
         let region = self.slots[index].region.take().ok_or(RegionError::Unknown(key))?;
-        self.free.push(index as u32);
+        self.free.push_back(index as u32);
         Ok(region)
     }
 
@@ -294,6 +306,20 @@ mod tests {
         assert_ne!(old, new);
         assert!(table.get(old).is_none());
         assert_eq!(table.len(), 1);
+    }
+
+    /// A peer that has a descriptor of long ago must not write where something else is registered now.
+    #[test]
+    fn a_key_comes_back_after_65536_registrations_at_the_least() {
+        let mut table = RegionTable::new(1 << 20, 7);
+        let mut known = std::collections::HashSet::new();
+        for round in 0..256 * RESTING {
+            let key = table.register(DOMAIN, 0, 8, Access::empty(), ()).unwrap();
+            assert!(known.insert(key), "{key:#x} is there again after {round} registrations");
+            table.deregister(key).unwrap();
+            assert_eq!(table.len(), 0);
+        }
+        assert!(table.slots.len() <= RESTING + 1, "{}", table.slots.len());
     }
 
     #[test]
