@@ -8,6 +8,7 @@
 //! and nothing worse. No panic leaves a function.
 
 mod boundary;
+mod calls;
 mod forked;
 mod handles;
 mod inccl;

@@ -152,6 +152,13 @@ impl Communicator {
         self.way.failure()
     }
 
+    /// Ends what is under way, and what other threads begin now, with [`CollectiveError::Closed`], and tells the other ranks.
+    /// Dropping it does that, too; where other threads may hold it in a call, this comes first.
+    pub fn close(&self) {
+        self.way.fail(CollectiveError::Closed);
+        give_up(&self.way, &self.sender, &CollectiveError::Closed);
+    }
+
     /// By which operations of RDMA vectors travel from now on: WRITE, unless this was called. All ranks
     /// say the same.
     pub fn set_mode(&mut self, mode: Mode) {
@@ -582,8 +589,7 @@ impl Drop for Communicator {
     fn drop(&mut self) {
         let (collectives, running) = self.way.progress();
         if running {
-            self.way.fail(CollectiveError::Closed);
-            give_up(&self.way, &self.sender, &CollectiveError::Closed);
+            self.close();
         } else if self.way.failure().is_none() {
             let sender = self.way.sender().unwrap_or_else(|| Arc::clone(&self.sender));
             sender.say_last(ToController::Leave { collectives });

@@ -1,6 +1,7 @@
 //! Communicators as C knows them.
 
 use std::ffi::{c_char, c_int, c_void};
+use std::ops::Deref;
 use std::ptr;
 use std::sync::Arc;
 
@@ -9,6 +10,7 @@ use millstream_collective::{Communicator, RawCall};
 use super::codes::{self, argument, failure};
 use super::group::{self, GroupPointer};
 use crate::boundary::{self, Failure};
+use crate::calls::{Calls, Counted};
 use crate::forked::PerProcess;
 use crate::handles::Giver;
 use crate::last_error;
@@ -19,11 +21,27 @@ static COMMUNICATORS: PerProcess<Rank> = PerProcess::new();
 pub(super) type CommunicatorPointer = *mut c_void;
 
 /// A communicator.
-///
-/// Nobody holds one while it waits for a collective, so that who destroys it ends that.
 #[derive(Debug)]
 pub(super) struct Rank {
     pub(super) communicator: Communicator,
+    calls: Arc<Calls>,
+}
+
+/// A call of a thread on a communicator, which is not destroyed meanwhile. None is there while a thread waits for a
+/// collective that has begun: who destroys the communicator ends that.
+#[derive(Debug)]
+pub(super) struct Call {
+    // In this order: nobody has the communicator any more once the call does not count.
+    rank: Arc<Rank>,
+    _counted: Counted,
+}
+
+impl Deref for Call {
+    type Target = Rank;
+
+    fn deref(&self) -> &Rank {
+        &self.rank
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -62,7 +80,14 @@ pub(super) extern "C" fn inccl_communicator_destroy(communicator: CommunicatorPo
     codes::said("inccl_communicator_destroy", || {
         drop(find(communicator)?);
         let taken = COMMUNICATORS.handles().remove(communicator.addr() as u64);
-        drop(taken.ok_or_else(|| unknown(communicator))?);
+        let rank = taken.ok_or_else(|| unknown(communicator))?;
+        if rank.calls.any() {
+            // One may wait until other trees are found.
+            rank.communicator.close();
+            rank.calls.close();
+        }
+        // The last one.
+        drop(rank);
         Ok(())
     });
 }
@@ -125,13 +150,18 @@ pub(super) unsafe fn call(
 }
 
 /// The communicator that a pointer of this process means.
-pub(super) fn find(communicator: CommunicatorPointer) -> Result<Arc<Rank>, Failure> {
+pub(super) fn find(communicator: CommunicatorPointer) -> Result<Call, Failure> {
     if communicator.is_null() {
         return Err(argument("the communicator is null"));
     }
+    let begin = |rank: &Arc<Rank>| {
+        let _counted = rank.calls.begin();
+        Call { rank: Arc::clone(rank), _counted }
+    };
     let (communicators, handle) = (COMMUNICATORS.handles(), communicator.addr() as u64);
     match communicators.giver(handle) {
-        Giver::This => communicators.find(handle).ok_or_else(|| unknown(communicator)),
+        // Before it can be taken out of the table, so that whoever did that knows of this call.
+        Giver::This => communicators.find_and(handle, begin).ok_or_else(|| unknown(communicator)),
         Giver::Other => Err(argument(
             "the communicator is of the process that this one was forked off: create one here",
         )),
@@ -140,7 +170,7 @@ pub(super) fn find(communicator: CommunicatorPointer) -> Result<Arc<Rank>, Failu
 
 fn create(group: GroupPointer) -> Result<CommunicatorPointer, Failure> {
     let ranks = group::find(group)?;
-    let rank = Rank { communicator: ranks.communicator()? };
+    let rank = Rank { communicator: ranks.communicator()?, calls: Arc::default() };
     let handle = COMMUNICATORS.handles().insert(Arc::new(rank));
     let handle =
         handle.ok_or_else(|| Failure::new(codes::BUSY, "there are too many communicators"))?;

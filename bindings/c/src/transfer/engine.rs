@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::ops::Deref;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use millstream_transfer::{SegmentId, Settings, TransferEngine};
 
@@ -13,6 +13,7 @@ use super::batch::Batch;
 use super::borrowed::Borrowed;
 use super::layout::EnginePointer;
 use crate::boundary::{Failure, code};
+use crate::calls::{Calls, Counted};
 use crate::forked::PerProcess;
 use crate::handles::{Giver, Handles, LIMIT};
 
@@ -45,15 +46,6 @@ pub(super) struct Engine {
 pub(super) struct OpenSegment {
     pub(super) name: String,
     pub(super) times: usize,
-}
-
-/// Calls of other threads that are under way.
-#[derive(Debug, Default)]
-struct Calls {
-    count: AtomicUsize,
-    closing: AtomicBool,
-    lock: Mutex<()>,
-    none: Condvar,
 }
 
 impl Engine {
@@ -89,7 +81,7 @@ impl Engine {
 
     /// Somebody destroys it, and waits for the calls that are under way.
     pub(super) fn is_closing(&self) -> bool {
-        self.calls.closing.load(Ordering::SeqCst)
+        self.calls.is_closing()
     }
 
     pub(super) fn has_transport(&self, name: &str) -> bool {
@@ -113,15 +105,12 @@ pub(super) struct Call {
     _counted: Counted,
 }
 
-#[derive(Debug)]
-struct Counted(Arc<Calls>);
-
 impl Call {
     /// Begins one.
     pub(super) fn on(engine: EnginePointer) -> Result<Self, Failure> {
         let begin = |engine: &Arc<Engine>| {
-            engine.calls.count.fetch_add(1, Ordering::SeqCst);
-            Self { engine: Arc::clone(engine), _counted: Counted(Arc::clone(&engine.calls)) }
+            let _counted = engine.calls.begin();
+            Self { engine: Arc::clone(engine), _counted }
         };
         let handle = engine.addr() as u64;
         if engines().giver(handle) == Giver::Other {
@@ -138,17 +127,6 @@ impl Deref for Call {
 
     fn deref(&self) -> &Engine {
         &self.engine
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        let Self(calls) = self;
-        // Sequentially consistent, as in `close`: either it sees that there is none, or this sees that it waits.
-        if calls.count.fetch_sub(1, Ordering::SeqCst) == 1 && calls.closing.load(Ordering::SeqCst) {
-            let _lock = calls.lock.lock().unwrap_or_else(PoisonError::into_inner);
-            calls.none.notify_all();
-        }
     }
 }
 
@@ -174,13 +152,7 @@ pub(super) fn destroy_graceful() {
 
 /// Ends an engine that was taken out of the table.
 fn close(engine: Arc<Engine>) {
-    let calls = Arc::clone(&engine.calls);
-    calls.closing.store(true, Ordering::SeqCst);
-    let mut lock = calls.lock.lock().unwrap_or_else(PoisonError::into_inner);
-    while calls.count.load(Ordering::SeqCst) > 0 {
-        lock = calls.none.wait(lock).unwrap_or_else(PoisonError::into_inner);
-    }
-    drop(lock);
+    engine.calls.close();
     // The last one: who had a call has given it back.
     drop(engine);
 }

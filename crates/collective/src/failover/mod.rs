@@ -349,17 +349,25 @@ impl Failover {
 
     /// Ends the communicator with this reason.
     pub(crate) fn fail(&self, error: CollectiveError) {
-        let mut state = self.lock();
-        if let Phase::Serving = state.phase {
-            let engine = Arc::clone(&state.line.engine);
+        loop {
+            let mut state = self.lock();
+            let Phase::Serving = state.phase else { return self.end(state, error) };
+            let (engine, generation) = (Arc::clone(&state.line.engine), state.line.generation);
             // Who says so of a loss has no use for other trees.
             if is_loss(&error) {
                 state.phase = Phase::Over(error.clone());
             }
             drop(state);
-            return engine.fail(error);
+            engine.fail(error.clone());
+            let state = self.lock();
+            if state.line.generation == generation {
+                // It may have lost a switch just before, and would go on over other trees.
+                if engine.failure().is_some_and(|failure| is_loss(&failure)) {
+                    self.end(state, error);
+                }
+                return;
+            }
         }
-        self.end(state, error);
     }
 
     /// Ends it, whatever it is at: no vector of a call is touched after this.
