@@ -4,6 +4,8 @@
 //! task fails later. Programs written for it look for that in the status. So tasks of a batch here are numbered by
 //! themselves once there is one that the engine has not got.
 
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -15,6 +17,7 @@ use millstream_transfer::{
 
 use super::engine::Engine;
 use super::layout::RawStatus;
+use super::notifications;
 use crate::boundary::{Failure, code};
 use crate::last_error;
 
@@ -98,6 +101,11 @@ impl Batch {
         options: &SubmitOptions,
     ) -> Result<(), Failure> {
         self.add(count, request, |requests, _| {
+            if let Some(index) = engine.borrowed.position(requests) {
+                let TransferRequest { source: source_address, length, .. } = requests[index];
+                let error = SubmitError::SourceNotRegistered { index, source_address, length };
+                return Err(Failure::of_refusal(&error));
+            }
             let first = self.tasks.len();
             let submitted = engine.transfer.submit_with(&self.tasks, requests, options);
             submitted.map_err(|error| Failure::of_refusal(&error))?;
@@ -151,8 +159,16 @@ impl Batch {
         let plain = requests.iter().all(|request| request.length > 0);
         let mut known = None;
         if plain && !self.has_places.load(Ordering::Relaxed) {
+            let before = submitted.borrowed.len();
+            engine.borrowed.share(requests, &mut submitted.borrowed);
             match engine.transfer.submit_with(&self.tasks, requests, &options) {
-                Ok(()) => return Ok(()),
+                Ok(()) => {
+                    // It may have been borrowed just now.
+                    if submitted.borrowed.len() == before {
+                        engine.borrowed.share(requests, &mut submitted.borrowed);
+                    }
+                    return Ok(());
+                }
                 Err(error) if !is_single(&error) && !may_borrow(engine, &error) => {
                     return Err(refusal(&error));
                 }
@@ -169,8 +185,18 @@ impl Batch {
             let target = requests[index].target.0;
             return Err(Failure::invalid(format!("request {index}: segment {target} is not open")));
         }
-        let places = Submission { engine, batch: self, requests, submitted };
-        let places = places.run(options, known);
+        let message = options.notify.clone();
+        let submission = Submission { engine, batch: self, requests, submitted };
+        let places = submission.run(options, known);
+        // All is done of requests of no bytes.
+        if let Some(message) = message
+            && places.iter().all(|place| matches!(place, Place::Empty))
+        {
+            let targets: BTreeSet<SegmentId> = requests.iter().map(|it| it.target).collect();
+            for target in targets {
+                notifications::notify(engine, target, &message)?;
+            }
+        }
         let mut all = self.places.write().unwrap_or_else(PoisonError::into_inner);
         if !self.has_places.load(Ordering::Relaxed) {
             // Those of before were all the engine's.
@@ -389,14 +415,46 @@ impl Submission<'_> {
         if self.engine.has_transport("rdma") {
             return;
         }
-        for (_, request) in requests {
-            let TransferRequest { source, length, .. } = *request;
-            let borrowed = &self.engine.borrowed;
-            // SAFETY: who submits a transfer promises that its memory is there until it is over, and when the batch
-            // is freed it is given back. What is registered by the caller overlaps, and is left alone.
-            let first = unsafe { borrowed.borrow(&self.engine.transfer, source, length) };
-            self.submitted.borrowed.extend(first.ok());
+        let mut all: Vec<(u64, u64)> =
+            requests.iter().map(|(_, request)| (request.source, request.length)).collect();
+        // Of those that begin together the longest first.
+        all.sort_unstable_by_key(|&(source, length)| (source, Reverse(length)));
+        let mut rest = &all[..];
+        while let Some(&(first, length)) = rest.first() {
+            // With those that overlap it, since memory is registered once.
+            let (mut end, mut count) = (first.saturating_add(length), 1);
+            while let Some(&(next, length)) = rest.get(count).filter(|&&(next, _)| next < end) {
+                end = end.max(next.saturating_add(length));
+                count += 1;
+            }
+            let (together, others) = rest.split_at(count);
+            rest = others;
+            if !self.borrow_range(first, end - first) && count > 1 {
+                // Some of it is the caller's.
+                for &(source, length) in together {
+                    self.borrow_range(source, length);
+                }
+            }
         }
+    }
+
+    /// Whether these bytes are borrowed now.
+    fn borrow_range(&mut self, first: u64, length: u64) -> bool {
+        let engine = self.engine;
+        // SAFETY: who submits a transfer promises that its memory is there until it is over, and when the batch is
+        // freed it is given back. What is registered by the caller overlaps, and is left alone.
+        let borrow = || unsafe { engine.borrowed.borrow(&engine.transfer, first, length) };
+        let borrowed = match borrow() {
+            // Perhaps for a batch that is over.
+            Err(RegisterError::Overlap { other_address, .. })
+                if engine.borrowed.begins_at(other_address) && engine.give_back_borrowed() =>
+            {
+                borrow()
+            }
+            borrowed => borrowed,
+        };
+        self.submitted.borrowed.extend(borrowed.as_ref().ok());
+        borrowed.is_ok()
     }
 }
 

@@ -5,7 +5,7 @@ use std::ptr;
 
 use millstream_transfer::{Notification, NotifyError, SegmentId};
 
-use super::engine::Call;
+use super::engine::{Call, Engine};
 use super::layout::{EnginePointer, RawMessage};
 use crate::boundary::{self, Failure, code};
 
@@ -80,13 +80,22 @@ pub(super) unsafe extern "C" fn genNotifyInEngine(
         let message = unsafe { read(notify_msg) }?;
         let unknown = |_| Failure::new(code::METADATA, format!("segment {target_id} is not open"));
         let target = SegmentId(u32::try_from(target_id).map_err(unknown)?);
-        engine.transfer.notify(target, &message).map_err(|error| {
-            let code = match &error {
-                NotifyError::Call(_) => code::SOCKET,
-                _ => code::METADATA,
-            };
-            Failure::new(code, error)
-        })
+        notify(&engine, target, &message)
+    })
+}
+
+/// Sends a message to the process of a segment.
+pub(super) fn notify(
+    engine: &Engine,
+    target: SegmentId,
+    message: &Notification,
+) -> Result<(), Failure> {
+    engine.transfer.notify(target, message).map_err(|error| {
+        let code = match &error {
+            NotifyError::Call(_) => code::SOCKET,
+            _ => code::METADATA,
+        };
+        Failure::new(code, error)
     })
 }
 

@@ -80,6 +80,52 @@ static void mixed(transfer_engine_t initiator, segment_id_t segment)
     CHECK(unregisterLocalMemory(initiator, unregistered) == 0);
 }
 
+/* What is borrowed for one batch stays for another that needs it, is no registered memory, and may overlap what is. */
+static void borrowed_twice(void)
+{
+    enum { BYTES = 4 << 20, MANY = 16 };
+    transfer_engine_t target = new_engine("tcp"), initiator = new_engine("tcp");
+    char *memory = calloc(1, BYTES), *source = malloc(BYTES);
+    CHECK(memory && source);
+    memset(source, 3, BYTES);
+    CHECK(registerLocalMemory(target, memory, BYTES, "*", 1) == 0);
+    segment_id_t segment = open_other(initiator, target);
+    uint64_t at = (uint64_t)(uintptr_t)memory;
+    struct transfer_request requests[MANY];
+    for (int i = 0; i < MANY; i++)
+        requests[i] = (struct transfer_request){OPCODE_WRITE, source, segment, at, BYTES};
+    batch_id_t first = allocateBatchID(initiator, 1), second = allocateBatchID(initiator, MANY);
+    CHECK(submitTransfer(initiator, first, requests, 1) == 0);
+    CHECK(submitTransfer(initiator, second, requests, MANY) == 0);
+    batch_id_t strict = allocateBatchID(initiator, 1);
+    CHECK(millstream_submit(initiator, strict, requests, 1, NULL) == 3);
+    CHECK(freeBatchID(initiator, strict) == 0);
+    CHECK(millstream_wait_batch(initiator, first, LONG_MS) == 0);
+    CHECK(freeBatchID(initiator, first) == 0);
+    for (int i = 0; i < MANY; i++)
+        CHECK(ended(initiator, second, i) == STATUS_COMPLETED);
+    CHECK(millstream_wait_batch(initiator, second, LONG_MS) == 0);
+    CHECK(freeBatchID(initiator, second) == 0);
+    CHECK(memory[0] == 3 && memory[BYTES - 1] == 3);
+    /* A head and then the whole, in one batch; and the whole after a batch that nobody has asked after. */
+    requests[0].length = 64;
+    requests[1].source = source + 32;
+    requests[1].length = 64;
+    batch_id_t third = allocateBatchID(initiator, 3), fourth = allocateBatchID(initiator, 1);
+    CHECK(submitTransfer(initiator, third, requests, 3) == 0);
+    for (int i = 0; i < 3; i++)
+        CHECK(ended(initiator, third, i) == STATUS_COMPLETED);
+    CHECK(freeBatchID(initiator, third) == 0);
+    CHECK(submitTransfer(initiator, fourth, requests, 1) == 0);
+    while (transfer(initiator, OPCODE_WRITE, source, segment, memory, BYTES) != STATUS_COMPLETED)
+        ; /* Until the other one is over. */
+    CHECK(freeBatchID(initiator, fourth) == 0);
+    destroyTransferEngine(initiator);
+    destroyTransferEngine(target);
+    free(memory);
+    free(source);
+}
+
 static void messages(transfer_engine_t target, transfer_engine_t initiator, segment_id_t segment)
 {
     int size = 0;
@@ -98,6 +144,15 @@ static void messages(transfer_engine_t target, transfer_engine_t initiator, segm
         list = getNotifsFromEngine(target, &size);
     } while (!list);
     CHECK(size == 1 && strcmp(list[0].name, "whose") == 0 && strcmp(list[0].msg, "what") == 0);
+    CHECK(freeNotifsMsgBuf(list, size) == 0);
+    /* Of requests of no bytes all is done. */
+    struct transfer_request nothing[2] = {{OPCODE_WRITE, local, segment, at, 0}, {OPCODE_READ, local, segment, at, 0}};
+    batch = allocateBatchID(initiator, 2);
+    CHECK(submitTransferWithNotify(initiator, batch, nothing, 2, message) == 0);
+    CHECK(ended(initiator, batch, 1) == STATUS_COMPLETED);
+    CHECK(freeBatchID(initiator, batch) == 0);
+    list = getNotifsFromEngine(target, &size);
+    CHECK(size == 1 && strcmp(list[0].name, "whose") == 0);
     CHECK(freeNotifsMsgBuf(list, size) == 0);
     struct notify_msg alone = {"alone", "as well"};
     CHECK(genNotifyInEngine(initiator, (uint64_t)segment, alone) == 0);
@@ -179,6 +234,7 @@ int main(void)
     installed_late("shm");
     installed_late("rdma");
     mixed(initiator, segment);
+    borrowed_twice();
     messages(target, initiator, segment);
     segments(target, initiator, segment);
     gone(target, initiator);
