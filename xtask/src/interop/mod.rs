@@ -38,9 +38,9 @@ const MATRIX: &str = "conformance cases";
 /// And the transfer engine's tests while they are not built.
 const TRANSFER: &str = "transfer engine's tests";
 
-/// For all rows: some five times of what a machine of two cores needs. What hangs ends by limits of
+/// For all rows: some three times of what a machine of two cores needs. What hangs ends by limits of
 /// its own; this is for a machine on which everything is slow.
-const RUN_LIMIT: Duration = Duration::from_secs(15 * 60);
+const RUN_LIMIT: Duration = Duration::from_secs(30 * 60);
 
 /// When the whole run must have ended.
 #[derive(Clone, Copy)]
