@@ -211,7 +211,8 @@ impl TransferEngine {
     }
 
     /// Unregisters the memory that was registered at this address. Returns once no transfer
-    /// touches it any more; transfers that still need it fail.
+    /// touches it any more; transfers that still need it fail. Where another thread registers or
+    /// unregisters it, it waits for that first, and [`RegisterError::Unknown`] says that it was unregistered.
     pub fn unregister_memory(&self, address: *mut u8) -> Result<(), RegisterError> {
         self.inner.unregister(&[address.addr() as u64])
     }

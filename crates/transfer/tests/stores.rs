@@ -4,6 +4,7 @@ mod common;
 
 use std::collections::HashMap;
 use std::net::Ipv4Addr;
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -359,6 +360,39 @@ fn registrations_at_the_same_time_share_a_put() {
         assert!(puts <= 3, "{puts} puts");
         drop(buffers);
     });
+}
+
+/// Who unregisters memory that another thread unregisters, or drops a buffer of it, may give it back to the system next:
+/// peers are shown it until then.
+#[test]
+fn memory_that_another_thread_unregisters_is_free_only_when_that_has() {
+    let server = MapServer::default();
+    let engine = server.engine("node-a");
+    let buffer = shared(&engine, 4096);
+    let address = buffer.address() as usize;
+    let unregister = || engine.unregister_memory(std::ptr::without_provenance_mut(address));
+    server.change(|state| state.holds_puts = true);
+    thread::scope(|scope| {
+        let first = scope.spawn(unregister);
+        drop(server.wait(|state| state.waiting > 0));
+        let (tell, told) = channel();
+        let tell_too = tell.clone();
+        let second = scope.spawn(move || {
+            let unregistered = unregister();
+            let _ = tell.send(());
+            unregistered
+        });
+        scope.spawn(move || {
+            drop(buffer);
+            let _ = tell_too.send(());
+        });
+        let early = told.recv_timeout(Duration::from_millis(100));
+        server.change(|state| state.holds_puts = false);
+        assert_eq!(early, Err(RecvTimeoutError::Timeout), "it is still registered");
+        first.join().unwrap().unwrap();
+        assert_eq!(second.join().unwrap().unwrap_err().code(), -3);
+    });
+    assert!(server.segment("node-a").buffers.is_empty());
 }
 
 #[test]
