@@ -26,6 +26,27 @@ impl Memory {
         );
     }
 
+    /// Unregisters all of it, when nobody registers any more. Returns once nobody unregisters any more either: others
+    /// wait for what is under way here as this waits for theirs.
+    pub(crate) fn end(&self) {
+        loop {
+            // What others unregister is gone then, or there again.
+            self.wait_while(|regions| {
+                !regions.is_empty() && regions.iter().all(|(_, _, region)| region.is_none())
+            });
+            let mut regions = self.lock();
+            if regions.is_empty() {
+                return;
+            }
+            let entries = regions.entries();
+            let taken = entries.filter_map(|(address, it)| Unregistering::take(self, address, it));
+            let taken: Vec<_> = taken.collect();
+            drop(regions);
+            // Their ends wait for others, which may ask for one.
+            drop(taken);
+        }
+    }
+
     fn wait_while(&self, so: impl Fn(&RegionMap<Option<Region>>) -> bool) {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         while so(&self.regions.read().unwrap_or_else(PoisonError::into_inner)) {
