@@ -17,7 +17,8 @@ use millstream_metadata::{
 };
 use millstream_transfer::{
     Config, FailureReason, FileOptions, InstallError, Notification, NvmeofConfig, Opcode,
-    RdmaConfig, RegisterError, SegmentError, SubmitOptions, TcpConfig, TransferEngine,
+    RdmaConfig, RegisterError, SegmentError, SegmentId, SubmitOptions, TcpConfig, TransferEngine,
+    TransferRequest,
 };
 
 /// A metadata server in this process.
@@ -481,4 +482,14 @@ fn a_transport_that_cannot_be_published_is_not_installed() {
     let segment = other.open_segment("a").unwrap();
     other.submit_and_wait(&[request(Opcode::Read, (&local, 0), &segment, 0, 4096)], LONG).unwrap();
     assert!(contents(&local, 0, 4096) == pattern(4096, 1));
+    // And so does what was there before: threads copy what is so long.
+    let own = shared(&engine, 2 << 20);
+    let copy = TransferRequest {
+        opcode: Opcode::Write,
+        source: own.address(),
+        target: SegmentId::LOCAL,
+        target_offset: own.address() + (1 << 20),
+        length: 1 << 20,
+    };
+    assert_eq!(engine.submit_and_wait(&[copy], LONG).unwrap(), 1 << 20);
 }
