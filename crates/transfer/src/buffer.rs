@@ -201,7 +201,7 @@ impl fmt::Debug for Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         let unregistered = match self.registered {
-            // It may be gone already: with its engine, or by the caller's own hand.
+            // It may be gone already: with its engine, or by the caller's own hand. Who is about to do that is waited for.
             true => self.engine.unregister(&[self.address()]),
             false => Ok(()),
         };

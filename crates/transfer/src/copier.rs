@@ -150,6 +150,14 @@ impl Copier {
         }
     }
 
+    /// Queues all tasks of a batch, of which nobody is told.
+    #[cfg(test)]
+    pub(crate) fn keep(&self, way: Way, batch: &Arc<BatchShared>) {
+        let (batch, end, terms) = (Arc::clone(batch), batch.submitted(), Terms::default());
+        self.shared.lock().queue.push_back(Entry { way, batch, next: 0, end, terms });
+        self.shared.queued.fetch_add(1, Ordering::Release);
+    }
+
     /// Copies a group on this thread; `false` when none waits, or the first one needs a wait.
     pub(crate) fn help(&self) -> bool {
         if self.shared.queued.load(Ordering::Acquire) == 0 {

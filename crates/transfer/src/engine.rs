@@ -211,7 +211,8 @@ impl TransferEngine {
     }
 
     /// Unregisters the memory that was registered at this address. Returns once no transfer
-    /// touches it any more; transfers that still need it fail.
+    /// touches it any more; transfers that still need it fail. Where another thread registers or
+    /// unregisters it, it waits for that first, and [`RegisterError::Unknown`] says that it was unregistered.
     pub fn unregister_memory(&self, address: *mut u8) -> Result<(), RegisterError> {
         self.inner.unregister(&[address.addr() as u64])
     }
@@ -347,7 +348,8 @@ impl Inner {
         self.installing.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// As long as the result lives, transports are neither installed nor stopped.
+    /// As long as the result lives, transports are not installed. If the engine is not stopped then, they are not stopped
+    /// either.
     pub(crate) fn installed(&self) -> RwLockReadGuard<'_, ()> {
         self.installing.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -376,10 +378,13 @@ impl Inner {
         })
     }
 
-    /// Begins nothing new, and ends what was begun, then the memory.
+    /// Begins nothing new, and ends what was begun, then the memory. Nobody installs anything meanwhile, which takes the
+    /// engine that is being dropped; others may unregister.
     fn stop(&self, close_port: impl FnOnce()) {
         self.stopped.store(true, Ordering::Release);
-        let _installing = self.installing();
+        // Who registers has done so from here on, or is refused. Not held longer: who is told that a transfer has ended may
+        // drop a buffer, on this thread or one that this one waits for.
+        drop(self.installing());
         let files = self.file_names();
         self.transports().iter().for_each(|transport| transport.stop());
         // Not before: who is refused there takes this process for dead, and its memory for out of reach.
@@ -387,13 +392,12 @@ impl Inner {
         self.withdraw(&files);
         self.calls.stop();
         self.lookups.stop();
-        let mut regions = self.memory.regions.write().unwrap_or_else(PoisonError::into_inner);
-        let ended = std::mem::take(&mut *regions);
-        // Their ends wait for others, which may ask for one.
-        drop(regions);
-        drop(ended);
+        self.memory.end();
         // Devices close with their transport, once no buffer is left that is registered there.
         *self.devices.write().unwrap_or_else(PoisonError::into_inner) = Arc::default();
         self.transports.write().unwrap_or_else(PoisonError::into_inner).clear();
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,12 +4,13 @@
 
 mod gathered;
 mod region;
+mod unregistering;
 
 use std::io;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::ptr;
-use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, RwLockWriteGuard};
 
 use millstream_net::cuda::Gpu;
 use millstream_net::guarded::{self, Caching};
@@ -22,6 +23,7 @@ use millstream_verbs::{Access, GpuMemoryError, MemoryRegion, ProtectionDomain};
 
 pub(crate) use self::gathered::Gathered;
 pub(crate) use self::region::Region;
+pub(crate) use self::unregistering::Unregistering;
 use crate::gate::{Gate, Pass};
 use crate::gpu::{self, Exchanged};
 use crate::keys::Keys;
@@ -383,6 +385,9 @@ impl Inside<'_> {
 pub(crate) struct Memory {
     /// `None` while it is being registered or unregistered.
     pub(crate) regions: RwLock<RegionMap<Option<Region>>>,
+    /// Of those who wait until it is not any more. Before `regions`, where both are locked.
+    waiting: Mutex<()>,
+    settled: Condvar,
 }
 
 impl Memory {

@@ -69,6 +69,16 @@ impl<T> RegionMap<T> {
         self.regions.iter().map(|(&address, (length, value))| (address, *length, value))
     }
 
+    /// Whether there are no ranges.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.regions.is_empty()
+    }
+
+    /// All ranges: first address and value.
+    pub(crate) fn entries(&mut self) -> impl Iterator<Item = (u64, &mut T)> {
+        self.regions.iter_mut().map(|(&address, (_, value))| (address, value))
+    }
+
     /// The values of all ranges.
     pub(crate) fn values(&mut self) -> impl Iterator<Item = &mut T> {
         self.regions.values_mut().map(|(_, value)| value)

@@ -1,6 +1,7 @@
 //! Registration of memory: addresses are reserved, transports asked, and what came of it is shown, all
 //! of a batch or nothing of it. Transports work meanwhile under no lock that others need.
 
+use std::collections::HashSet;
 use std::sync::{Arc, PoisonError};
 
 use millstream_net::own_memory::Inspector;
@@ -8,7 +9,7 @@ use millstream_net::own_memory::Inspector;
 use crate::RegisterError;
 use crate::engine::Inner;
 use crate::gpu;
-use crate::memory::{LocalMemory, Memory, RawMemory, Region};
+use crate::memory::{LocalMemory, Memory, RawMemory, Region, Unregistering};
 use crate::placement::Place;
 use crate::transport::{ANY_LOCATION, ANYWHERE, Transport};
 
@@ -118,47 +119,76 @@ impl Inner {
     }
 
     /// Unregisters the memory at each of these addresses, whatever becomes of the others. The first
-    /// failure is returned.
+    /// failure is returned. What another thread registers or unregisters is waited for: it is touched until then.
     pub(crate) fn unregister(&self, addresses: &[u64]) -> Result<(), RegisterError> {
-        let _installed = self.installed();
-        let mut failures: Vec<(usize, RegisterError)> = Vec::new();
-        let mut taken = Vec::with_capacity(addresses.len());
-        let mut regions = self.memory().lock();
+        let mut failures = Failures::new();
+        let mut known = HashSet::with_capacity(addresses.len());
+        let mut wanted = Vec::with_capacity(addresses.len());
         for (index, &address) in addresses.iter().enumerate() {
-            // Its addresses stay taken until nobody touches them any more.
-            match regions.entry(address).and_then(Option::take) {
-                Some(region) => taken.push((index, address, region)),
-                None => failures.push((index, RegisterError::Unknown { address })),
+            match known.insert(address) {
+                true => wanted.push((index, address)),
+                // It is there once.
+                false => failures.push((index, RegisterError::Unknown { address })),
             }
         }
-        drop(regions);
-        let mut offered = taken.iter().map(|(_, _, region)| region).filter(|it| it.is_offered());
-        let published = match offered.next() {
-            Some(first) => {
-                self.publication.remove(std::iter::once(first).chain(offered));
-                // The memory goes, whether the server hears of it now or later.
-                self.changed().inspect_err(|_| self.changed_back())
-            }
-            None => Ok(()),
-        };
-        for (index, address, region) in taken {
-            // Waits for copies, devices and other processes.
-            if let Err(reason) = region.revoke() {
-                failures.push((index, RegisterError::InUse { address, reason }));
-                if let Some(entry) = self.memory().lock().entry(address) {
-                    *entry = Some(region);
-                }
-                continue;
-            }
-            drop(region);
-            self.memory().lock().remove(address);
+        loop {
+            wanted = self.unregister_settled(wanted, &mut failures);
+            let Some(&(_, address)) = wanted.first() else { break };
+            // Nothing is taken or locked meanwhile: two may want what the other one has taken.
+            self.memory().wait_until_settled(address);
         }
         match failures.into_iter().min_by_key(|(index, _)| *index) {
             Some((_, error)) => Err(error),
-            None => Ok(published?),
+            None => Ok(()),
         }
     }
+
+    /// Unregisters those of these that nobody else registers or unregisters now; the others are returned. Each has its
+    /// place among the addresses that were given.
+    fn unregister_settled(
+        &self,
+        wanted: Vec<(usize, u64)>,
+        failures: &mut Failures,
+    ) -> Vec<(usize, u64)> {
+        let _installed = self.installed();
+        let memory = self.memory();
+        let mut taken = Vec::with_capacity(wanted.len());
+        let mut others = Vec::new();
+        let mut regions = memory.lock();
+        for (index, address) in wanted {
+            let Some(entry) = regions.entry(address) else {
+                failures.push((index, RegisterError::Unknown { address }));
+                continue;
+            };
+            match Unregistering::take(memory, address, entry) {
+                Some(region) => taken.push((index, address, region)),
+                None => others.push((index, address)),
+            }
+        }
+        drop(regions);
+        let offered = taken.iter().filter_map(|(_, _, taken)| taken.region());
+        let mut offered = offered.filter(|it| it.is_offered());
+        if let Some(first) = offered.next() {
+            self.publication.remove(std::iter::once(first).chain(offered));
+            // The memory goes, whether the server hears of it now or later.
+            if let Err(error) = self.changed() {
+                self.changed_back();
+                // Of none of them: theirs are told first.
+                failures.push((usize::MAX, error.into()));
+            }
+        }
+        for (index, address, region) in taken {
+            // Waits for copies, devices and other processes.
+            if let Err(reason) = region.end() {
+                failures.push((index, RegisterError::InUse { address, reason }));
+            }
+        }
+        others
+    }
 }
+
+/// What went wrong with which of the addresses that were given, by their places.
+type Failures = Vec<(usize, RegisterError)>;
 
 /// Addresses that are free again when this is dropped, unless they are kept.
 struct Reserved<'a> {
@@ -181,12 +211,13 @@ impl Reserved<'_> {
     /// From here on transfers find them, and anybody can unregister them.
     fn fill(&self, filling: Vec<Region>) -> Vec<Arc<LocalMemory>> {
         let filled = filling.iter().map(|region| Arc::clone(&region.local)).collect();
-        let mut regions = self.memory.lock();
-        for (&address, region) in self.addresses.iter().zip(filling) {
-            if let Some(entry) = regions.entry(address) {
-                *entry = Some(region);
+        self.memory.settle(|regions| {
+            for (&address, region) in self.addresses.iter().zip(filling) {
+                if let Some(entry) = regions.entry(address) {
+                    *entry = Some(region);
+                }
             }
-        }
+        });
         filled
     }
 
@@ -213,10 +244,11 @@ impl Reserved<'_> {
 
 impl Drop for Reserved<'_> {
     fn drop(&mut self) {
-        let mut regions = self.memory.lock();
-        for &address in &self.addresses {
-            regions.remove(address);
-        }
+        self.memory.settle(|regions| {
+            for &address in &self.addresses {
+                regions.remove(address);
+            }
+        });
     }
 }
 
@@ -265,6 +297,9 @@ fn check_location(location: &str) -> Result<&str, RegisterError> {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicU8;
+    use std::sync::mpsc::{RecvTimeoutError, channel};
+    use std::thread;
+    use std::time::Duration;
 
     use millstream_metadata::StoreError;
 
@@ -289,6 +324,42 @@ mod tests {
         drop(reserved);
         inner.unregister(&addresses[..1]).unwrap();
         assert!(inner.unregister(&addresses[1..]).is_err(), "it was taken back");
+    }
+
+    /// The one who waits has nothing that others may wait for, and what it could unregister is unregistered.
+    #[test]
+    fn what_another_thread_unregisters_is_unknown_only_when_nobody_touches_it() {
+        static BYTES: [AtomicU8; 300] = [const { AtomicU8::new(0) }; 300];
+        let address = [127, 97, std::process::id() as u8, 4].into();
+        let engine = TransferEngine::new(Config::new(address)).unwrap();
+        let inner = &engine.inner;
+        let pieces: Vec<_> = BYTES.chunks(100).map(RawMemory::of).collect();
+        let [a, b, c] = [0, 1, 2].map(|index: usize| pieces[index].address());
+        inner.register(pieces, ANY_LOCATION, false).unwrap();
+        let touched = inner.memory().find(b, 100).unwrap();
+        let inside = touched.enter().unwrap();
+        thread::scope(|scope| {
+            let first = scope.spawn(|| inner.unregister(&[b, a]));
+            while !touched.is_closed() && !first.is_finished() {
+                thread::yield_now();
+            }
+            let (tell, told) = channel();
+            let second = scope.spawn(move || {
+                let unregistered = inner.unregister(&[c, a, a]);
+                let _ = tell.send(());
+                unregistered
+            });
+            while inner.memory().registered().0 > 2 && !second.is_finished() {
+                thread::yield_now();
+            }
+            let early = told.recv_timeout(Duration::from_millis(100));
+            drop(inside);
+            assert_eq!(early, Err(RecvTimeoutError::Timeout), "somebody was inside");
+            first.join().unwrap().unwrap();
+            let error = second.join().unwrap().unwrap_err();
+            assert!(matches!(error, RegisterError::Unknown { address } if address == a), "{error}");
+        });
+        assert_eq!(inner.memory().registered().0, 0);
     }
 
     #[test]

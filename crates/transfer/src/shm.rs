@@ -217,7 +217,7 @@ impl Transport for ShmTransport {
 
     fn stop(&self) {
         tracing::debug!(incarnation = self.incarnation, "shared memory is not offered any more");
-        self.copier.stop();
+        // The copier is the engine's: `local` stops it, before. Where this one could not be installed, it goes on.
         let offer = self.offer.write().unwrap_or_else(PoisonError::into_inner).take();
         drop(offer);
         let links =

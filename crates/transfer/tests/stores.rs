@@ -4,6 +4,7 @@ mod common;
 
 use std::collections::HashMap;
 use std::net::Ipv4Addr;
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -16,7 +17,8 @@ use millstream_metadata::{
 };
 use millstream_transfer::{
     Config, FailureReason, FileOptions, InstallError, Notification, NvmeofConfig, Opcode,
-    RdmaConfig, RegisterError, SegmentError, SubmitOptions, TcpConfig, TransferEngine,
+    RdmaConfig, RegisterError, SegmentError, SegmentId, SubmitOptions, TcpConfig, TransferEngine,
+    TransferRequest,
 };
 
 /// A metadata server in this process.
@@ -361,6 +363,39 @@ fn registrations_at_the_same_time_share_a_put() {
     });
 }
 
+/// Who unregisters memory that another thread unregisters, or drops a buffer of it, may give it back to the system next:
+/// peers are shown it until then.
+#[test]
+fn memory_that_another_thread_unregisters_is_free_only_when_that_has() {
+    let server = MapServer::default();
+    let engine = server.engine("node-a");
+    let buffer = shared(&engine, 4096);
+    let address = buffer.address() as usize;
+    let unregister = || engine.unregister_memory(std::ptr::without_provenance_mut(address));
+    server.change(|state| state.holds_puts = true);
+    thread::scope(|scope| {
+        let first = scope.spawn(unregister);
+        drop(server.wait(|state| state.waiting > 0));
+        let (tell, told) = channel();
+        let tell_too = tell.clone();
+        let second = scope.spawn(move || {
+            let unregistered = unregister();
+            let _ = tell.send(());
+            unregistered
+        });
+        scope.spawn(move || {
+            drop(buffer);
+            let _ = tell_too.send(());
+        });
+        let early = told.recv_timeout(Duration::from_millis(100));
+        server.change(|state| state.holds_puts = false);
+        assert_eq!(early, Err(RecvTimeoutError::Timeout), "it is still registered");
+        first.join().unwrap().unwrap();
+        assert_eq!(second.join().unwrap().unwrap_err().code(), -3);
+    });
+    assert!(server.segment("node-a").buffers.is_empty());
+}
+
 #[test]
 fn a_registration_that_cannot_be_published_is_undone() {
     let server = MapServer::default();
@@ -447,4 +482,14 @@ fn a_transport_that_cannot_be_published_is_not_installed() {
     let segment = other.open_segment("a").unwrap();
     other.submit_and_wait(&[request(Opcode::Read, (&local, 0), &segment, 0, 4096)], LONG).unwrap();
     assert!(contents(&local, 0, 4096) == pattern(4096, 1));
+    // And so does what was there before: threads copy what is so long.
+    let own = shared(&engine, 2 << 20);
+    let copy = TransferRequest {
+        opcode: Opcode::Write,
+        source: own.address(),
+        target: SegmentId::LOCAL,
+        target_offset: own.address() + (1 << 20),
+        length: 1 << 20,
+    };
+    assert_eq!(engine.submit_and_wait(&[copy], LONG).unwrap(), 1 << 20);
 }

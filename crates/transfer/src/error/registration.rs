@@ -85,7 +85,7 @@ pub enum RegisterError {
         /// The most characters.
         limit: usize,
     },
-    /// No registered memory starts there.
+    /// No registered memory starts there, or none any more: nobody touches it then.
     #[error("no memory that starts at {address:#x} is registered")]
     Unknown {
         /// First byte.

@@ -2,14 +2,17 @@
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::sync::Arc;
+use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use millstream_lab::Stopwatch;
 use millstream_transfer::{
-    Opcode, SubmitOptions, TcpConfig, TransferEngine, TransferState, TransferStatus,
+    Buffer, Opcode, SubmitOptions, TcpConfig, TransferEngine, TransferState, TransferStatus,
 };
 
 use super::fixture::{Pair, Relay, engine, framings, pair, relayed, saying};
@@ -288,5 +291,47 @@ fn an_engine_that_closes_ends_what_is_under_way() {
         let took = stopwatch.took();
         assert!(took.own() < Duration::from_secs(5), "{name}: {took}");
         drop(batch);
+    }
+}
+
+/// Has a buffer, as the future of a task may that waits for a batch, and lets go of it when it is woken.
+struct Holder(Mutex<Option<Buffer>>);
+
+impl Wake for Holder {
+    fn wake(self: Arc<Self>) {
+        let buffer = self.0.lock().unwrap().take();
+        drop(buffer);
+    }
+}
+
+#[test]
+fn who_is_told_by_the_end_of_an_engine_can_drop_its_buffer() {
+    for (name, config) in framings() {
+        // It accepts, and says nothing.
+        let listener = TcpListener::bind((crate::common::address(), 0)).unwrap();
+        let place = listener.local_addr().unwrap();
+        thread::spawn(move || {
+            let held: Vec<_> = listener.incoming().map(Result::unwrap).collect();
+            drop(held);
+        });
+        let config = TcpConfig { progress_timeout: LONG, ..config };
+        let (target, initiator) = (engine(TcpConfig::default()), engine(config));
+        let _remote = shared(&target, 4096);
+        let local = private(&initiator, 4096);
+        let (_server, segment) = super::fixture::at_port(&initiator, &target, place);
+        let read = request(Opcode::Read, (&local, 0), &segment, 0, 4096);
+        let batch = initiator.submit_new(&[read], &SubmitOptions::default()).unwrap();
+        let holder = Arc::new(Holder(Mutex::new(Some(local))));
+        let waker = Waker::from(Arc::clone(&holder));
+        let mut finished = pin!(batch.finished());
+        assert!(finished.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        let (tell, told) = channel();
+        thread::spawn(move || {
+            drop(initiator);
+            let _ = tell.send(());
+        });
+        let ended = told.recv_timeout(Duration::from_secs(10));
+        assert!(ended.is_ok(), "{name}: it waits for itself");
+        assert!(holder.0.lock().unwrap().is_none(), "{name}");
     }
 }
