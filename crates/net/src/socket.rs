@@ -13,6 +13,7 @@ use socket2::{SockAddr, Socket};
 use thiserror::Error;
 
 use crate::Driver;
+use crate::credentials::why_another;
 
 /// The last two bits of the traffic class of packets that may be marked when there is congestion: ECT(0), RFC 3168.
 pub(crate) const ECT0: u8 = 0b10;
@@ -194,7 +195,8 @@ pub enum OpenError {
     #[error(
         "UDP port {port} of {address} is in use by processes of another user (whose number is \
          {user}): only those of one user share an address: run as that user, or give another \
-         address with --bind"
+         address with --bind{}",
+        why_another(*user)
     )]
     OtherUser {
         /// The address.

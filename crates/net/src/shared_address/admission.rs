@@ -15,7 +15,7 @@ use millstream_roce::SLOTS;
 use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::descriptors;
-use crate::credentials::{Credentials, own_user};
+use crate::credentials::{Credentials, is_own_user, own_user};
 use crate::socket::{OpenError, wait};
 
 /// What this version says and understands.
@@ -72,7 +72,7 @@ pub(super) fn ask(address: SocketAddr, deadline: Instant) -> Result<Answer, Open
     }
     // Of the process that called listen(2), which may have ended since.
     let user = Credentials::of_peer(socket.as_fd()).map_err(failed("SO_PEERCRED"))?.user;
-    if user != own_user() {
+    if !is_own_user(user) {
         return Err(OpenError::OtherUser { address: address.ip(), port: address.port(), user });
     }
     let left = deadline.saturating_duration_since(Instant::now());
@@ -104,7 +104,7 @@ pub(super) fn admit(
         Err(error) => return Err(error),
     };
     // It refuses us, too, and knows why. No word that it could wait for.
-    if Credentials::of_peer(peer.as_fd())?.user == own_user() {
+    if is_own_user(Credentials::of_peer(peer.as_fd())?.user) {
         let all = sockets.iter().map(AsFd::as_fd);
         let all: Vec<_> = all.chain([table.as_fd(), listener.as_fd()]).collect();
         // Into an empty buffer. If it fails, the other one asks again.

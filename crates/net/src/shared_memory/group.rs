@@ -14,7 +14,7 @@ use socket2::{Domain, Socket, Type};
 
 use super::memory::{Access, Mapping, memfd, seal};
 use super::offer::socket_address;
-use crate::credentials::{Credentials, own_user};
+use crate::credentials::{Credentials, is_own_user, why_another};
 use crate::guarded::{self, Caching};
 use crate::shared_address::descriptors;
 use crate::socket::wait;
@@ -125,10 +125,11 @@ impl GroupOwner {
             accepted => accepted?,
         };
         let user = Credentials::of_peer(socket.as_fd())?.user;
-        if user != own_user() {
+        if !is_own_user(user) {
+            let why = why_another(user);
             tracing::warn!(
                 user,
-                "another user asked for the memory of a group, and did not get it"
+                "another user asked for the memory of a group, and did not get it{why}"
             );
             return Ok(());
         }
@@ -190,9 +191,10 @@ impl GroupGuest {
         }
         // Anybody can take a name that is free.
         let user = Credentials::of_peer(socket.as_fd())?.user;
-        if user != own_user() {
+        if !is_own_user(user) {
+            let why = why_another(user);
             return Err(strange(format!(
-                "user {user} has the socket, and this process is of another one"
+                "user {user} has the socket, and this process is of another one{why}"
             )));
         }
         Ok(Self { socket, length })

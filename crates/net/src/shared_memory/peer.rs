@@ -19,7 +19,7 @@ use super::offer::socket_address;
 use super::presence::{Presence, Words};
 use super::process::{Process, ProcessError, own_start_time};
 use super::table::{Entry, Key, TableView};
-use crate::credentials::{Credentials, own_user};
+use crate::credentials::{Credentials, is_own_user, own_user, why_another};
 use crate::guarded::{self, Caching, Fault};
 use crate::prefetch::prefetch;
 use crate::shared_address::descriptors;
@@ -38,7 +38,7 @@ pub enum ConnectError {
     #[error("its process does not answer")]
     NoAnswer,
     /// Memory is shared among the processes of one user only.
-    #[error("it belongs to another user: ours is {own}, and its is {user}")]
+    #[error("it belongs to another user: ours is {own}, and its is {user}{}", why_another(*user))]
     OtherUser {
         /// Our user's number.
         own: u32,
@@ -144,9 +144,8 @@ impl Peer {
         })?;
         // Of the process that listens: an abstract name can be taken by anybody.
         let credentials = Credentials::of_peer(socket.as_fd()).map_err(failed("SO_PEERCRED"))?;
-        let own = own_user();
-        if credentials.user != own {
-            return Err(ConnectError::OtherUser { own, user: credentials.user });
+        if !is_own_user(credentials.user) {
+            return Err(ConnectError::OtherUser { own: own_user(), user: credentials.user });
         }
         let started = own_start_time().map_err(failed("reading /proc/self/stat"))?;
         let hello = Message::Hello { incarnation, started };
@@ -514,7 +513,7 @@ fn is_its_fault(error: &io::Error) -> bool {
 
 fn refused(refusal: Refusal) -> ConnectError {
     ConnectError::Refused(match refusal {
-        Refusal::OtherUser => "we are another user",
+        Refusal::OtherUser => "we are another user, or one whom its user namespace does not have",
         Refusal::OtherIncarnation => "it is another process than the one that was meant",
         Refusal::TooMany => "it has as many connections of peers as it can",
         Refusal::NoMeans => "it lacks what it needs for one more (descriptors: ulimit -n?)",

@@ -13,6 +13,7 @@ use socket2::{Domain, SockAddr, Socket, Type};
 /// Kinds of messages.
 pub(crate) const HELLO: u8 = 1;
 pub(crate) const WELCOME: u8 = 2;
+pub(crate) const REFUSAL: u8 = 3;
 pub(crate) const MAPPED: u8 = 5;
 
 const PRESENCE_LENGTH: u64 = 4096;
