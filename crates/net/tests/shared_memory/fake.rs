@@ -48,9 +48,15 @@ impl FakeOwner {
 
     /// Lets one peer in.
     pub(crate) fn welcome(&self) -> Socket {
+        self.welcome_after(|| ())
+    }
+
+    /// Lets one peer in, once it has asked and this is done.
+    pub(crate) fn welcome_after(&self, meanwhile: impl FnOnce()) -> Socket {
         let (socket, _) = self.listener.accept().unwrap();
         let mut hello = [0; 40];
         assert_eq!((&socket).read(&mut hello).unwrap(), hello.len());
+        meanwhile();
         let incarnation = u64::from_le_bytes(hello[8..16].try_into().unwrap());
         let welcome = message(WELCOME, [incarnation, own_start_time(), 0, 0]);
         send(&socket, &welcome, &[&self.table, &self.presence]);
