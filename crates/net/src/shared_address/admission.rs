@@ -31,6 +31,9 @@ const ANSWER_PATIENCE: Duration = Duration::from_secs(1);
 const GREETING: [u8; 8] = *b"RoCEslot";
 const GREETING_LENGTH: usize = GREETING.len() + 12;
 
+/// A socket for each slot, the table and the listener.
+const DESCRIPTORS: usize = SLOTS + 2;
+
 /// What the one that is admitted gets.
 pub(super) struct Welcome {
     /// One for each slot.
@@ -81,7 +84,7 @@ pub(super) fn ask(address: SocketAddr, deadline: Instant) -> Result<Answer, Open
     }
     // One byte more, to see that there is none.
     let mut bytes = [0; GREETING_LENGTH + 1];
-    match descriptors::receive(socket.as_fd(), &mut bytes) {
+    match descriptors::receive(socket.as_fd(), &mut bytes, DESCRIPTORS) {
         Err(_) => Ok(Answer::Nobody),
         Ok(message) if message.length == 0 => Ok(Answer::Nobody),
         Ok(message) => understand(address, &bytes, message).map(Answer::Welcome),
@@ -130,14 +133,15 @@ fn understand(
     message: descriptors::Message,
 ) -> Result<Welcome, OpenError> {
     let ip = address.ip();
-    if message.descriptors_missing && message.descriptors.len() < SLOTS + 2 {
+    if message.descriptors_missing {
         let source = io::Error::from_raw_os_error(libc::EMFILE);
         let operation = "receiving the descriptors of its sockets";
         return Err(OpenError::System { address: ip, operation, source });
     }
     let strange = || OpenError::OtherVersion { address: ip, port: address.port() };
-    if bytes.get(..message.length) != Some(&greeting()[..])
-        || message.descriptors.len() != SLOTS + 2
+    if message.too_many
+        || bytes.get(..message.length) != Some(&greeting()[..])
+        || message.descriptors.len() != DESCRIPTORS
     {
         return Err(strange());
     }

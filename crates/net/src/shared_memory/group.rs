@@ -206,12 +206,15 @@ impl GroupGuest {
             return Ok(None);
         }
         let mut bytes = [0; GREETING.len() + 1];
-        let message = match descriptors::receive(self.socket.as_fd(), &mut bytes) {
+        let message = match descriptors::receive(self.socket.as_fd(), &mut bytes, 1) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
             received => received?,
         };
         if message.length == 0 {
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it closed the connection"));
+        }
+        if message.too_many {
+            return Err(strange("more than one descriptor came".to_owned()));
         }
         let [file] = &message.descriptors[..] else {
             return Err(strange(format!(

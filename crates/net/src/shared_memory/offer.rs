@@ -311,7 +311,7 @@ impl Shared {
     /// Hears who it is, and lets it in or not.
     fn greet(&self, socket: &Socket) {
         let mut bytes = [0; message::LENGTH + 1];
-        let Ok(message) = descriptors::receive(socket.as_fd(), &mut bytes) else { return };
+        let Ok(message) = descriptors::receive(socket.as_fd(), &mut bytes, 0) else { return };
         let hello = bytes.get(..message.length).and_then(Message::parse);
         // Of another version, or none of us.
         let Some(Message::Hello { incarnation, started }) = hello else { return };
@@ -361,7 +361,7 @@ impl Shared {
     /// Answers one that was let in; whether it is there and makes sense.
     fn answer(&self, user: &User) -> bool {
         let mut bytes = [0; message::LENGTH + 1];
-        let message = match descriptors::receive(user.socket.as_fd(), &mut bytes) {
+        let message = match descriptors::receive(user.socket.as_fd(), &mut bytes, 0) {
             Ok(message) => message,
             Err(error) => return error.kind() == io::ErrorKind::WouldBlock,
         };

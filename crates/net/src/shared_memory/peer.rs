@@ -482,6 +482,9 @@ fn most_mapped() -> usize {
     memory.max(1 << 30).saturating_mul(4)
 }
 
+/// The most descriptors that come with a message: those of a welcome.
+const MOST_FILES: usize = 2;
+
 type Received = (Message, Vec<std::os::fd::OwnedFd>);
 
 /// The next message; `None` when none comes in time.
@@ -491,9 +494,13 @@ fn receive(socket: &Socket, deadline: Instant) -> io::Result<Option<Received>> {
         return Ok(None);
     }
     let mut bytes = [0; message::LENGTH + 1];
-    let received = descriptors::receive(socket.as_fd(), &mut bytes)?;
+    let received = descriptors::receive(socket.as_fd(), &mut bytes, MOST_FILES)?;
     if received.descriptors_missing {
         return Err(io::Error::other("this process may have no more descriptors (ulimit -n)"));
+    }
+    if received.too_many {
+        let what = "more descriptors than any message has";
+        return Err(io::Error::new(io::ErrorKind::InvalidData, what));
     }
     if received.length == 0 {
         let what = "it closed the connection";

@@ -1,6 +1,8 @@
 //! The other end of a connection says what is not so, or too much.
 
+use std::fs::File;
 use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::thread;
 use std::time::Duration;
@@ -8,7 +10,7 @@ use std::time::Duration;
 use millstream_net::shared_memory::{AccessError, Key, PATIENCE, Peer};
 use socket2::Socket;
 
-use super::fake::{self, FakeOwner, MAPPED, key};
+use super::fake::{self, FakeOwner, MAP, MAPPED, key};
 use super::fixture::{Offered, incarnation};
 
 /// Lets a peer in, and does this with the connection meanwhile.
@@ -82,4 +84,37 @@ fn no_more_is_mapped_than_is_registered_and_this_host_could_have() {
         lengths.sort_unstable();
         assert_eq!(lengths, [4096, 8192]);
     });
+}
+
+/// The lock that this process asks for on all of a file (fcntl(2)); what the kernel says of it.
+fn lock(file: &File, command: libc::c_int) -> libc::flock {
+    let mut lock = libc::flock {
+        l_type: libc::F_WRLCK as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: 0,
+        l_len: 0,
+        l_pid: 0,
+    };
+    // SAFETY: the lock is borrowed exclusively.
+    let result = unsafe { libc::fcntl(file.as_raw_fd(), command, &raw mut lock) };
+    assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+    lock
+}
+
+/// A process that closes a descriptor of a file loses its locks on it. The offer is of this process.
+#[test]
+fn descriptors_that_nobody_wants_are_not_received() {
+    let offered = Offered::new(3);
+    let file = fake::sealed(c"fake-locked", 4096);
+    lock(&file, libc::F_SETLK);
+    let (name, many) = (offered.offer.socket(), [&file; 100]);
+    let (socket, _presence) = fake::user_with(name, offered.incarnation, &many);
+    // Once the last one is answered, all of those before are done with.
+    for files in [&many[..], &[], &[]] {
+        fake::send(&socket, &fake::message(MAP, [77, 0, 0, 0]), files);
+        assert_eq!((&socket).read(&mut [0; 64]).unwrap(), 40);
+    }
+    // Of an open file description, the process's own lock is another one's.
+    let found = lock(&file, libc::F_OFD_GETLK).l_type;
+    assert_eq!(i32::from(found), libc::F_WRLCK, "it was received, and closed");
 }
