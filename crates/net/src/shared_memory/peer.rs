@@ -28,6 +28,9 @@ use crate::socket::wait;
 /// How long a peer is waited for. It answers at once, unless it is stopped.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(1);
 
+/// How long one that did not answer is asked for no memory: whoever wants some of it meanwhile would wait as long in vain.
+const SILENCE: Duration = Duration::from_secs(1);
+
 /// Why a process does not share its memory with us.
 #[derive(Debug, Error)]
 pub enum ConnectError {
@@ -97,8 +100,8 @@ pub struct Peer {
     presence: Presence,
     words: Words,
     socket: Socket,
-    /// Held by who asks something, until it is answered.
-    asking: Mutex<()>,
+    /// Held by who asks something, until it is answered. Nothing is asked until this time, after it did not answer.
+    asking: Mutex<Option<Instant>>,
     /// Why its user's own memory cannot be accessed, if so.
     obstacle: Option<String>,
     regions: RwLock<HashMap<Key, Arc<Region>>>,
@@ -227,10 +230,11 @@ impl Peer {
         self.regions.read().unwrap_or_else(PoisonError::into_inner).get(&key).cloned()
     }
 
-    /// Opens the memory registered by this key. Asks for its descriptor, and waits for a second at most.
+    /// Opens the memory registered by this key. Asks for its descriptor, and waits for a second at most. For a second after
+    /// that was in vain, nothing is asked.
     pub fn open(&self, key: Key) -> Result<Arc<Region>, AccessError> {
         // One at a time asks.
-        let asking = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut silent_until = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(region) = self.region(key) {
             return Ok(region);
         }
@@ -242,7 +246,16 @@ impl Peer {
         drop(regions);
         let most = most_mapped().saturating_sub(mapped);
         let mapping = match entry.mappable {
-            true => Some(self.map(key, entry.length, most)?),
+            true if silent_until.is_some_and(|until| Instant::now() < until) => {
+                let alive = self.is_alive();
+                return Err(if alive { AccessError::NoAnswer } else { self.gone(key) });
+            }
+            true => {
+                let mapped = self.map(key, entry.length, most);
+                let silent = matches!(mapped, Err(AccessError::NoAnswer));
+                *silent_until = silent.then(|| Instant::now() + SILENCE);
+                Some(mapped?)
+            }
             false => None,
         };
         if mapping.as_ref().is_some_and(|mapping| (mapping.length() as u64) < entry.length) {
@@ -251,7 +264,7 @@ impl Peer {
         let region = Arc::new(Region { key, entry, mapping });
         let mut regions = self.regions.write().unwrap_or_else(PoisonError::into_inner);
         regions.insert(key, Arc::clone(&region));
-        drop((regions, asking));
+        drop((regions, silent_until));
         Ok(region)
     }
 

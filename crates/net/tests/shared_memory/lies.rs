@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -34,6 +35,47 @@ fn answers_to_other_questions_are_not_taken_for_ever() {
     };
     let error = fake(&[4096], flood, |peer| peer.open(Key(key(0))).unwrap_err());
     assert!(matches!(error, AccessError::NoAnswer), "{error}");
+}
+
+#[test]
+fn who_does_not_answer_is_not_asked_by_each_who_waits() {
+    let asked = AtomicUsize::new(0);
+    let listen = |socket: Socket| {
+        while let Ok(1..) = (&socket).read(&mut [0; 64]) {
+            asked.fetch_add(1, Ordering::Relaxed);
+        }
+    };
+    fake(&[4096; 3], listen, |peer| {
+        for index in [0, 1, 2, 0] {
+            let error = peer.open(Key(key(index))).unwrap_err();
+            assert!(matches!(error, AccessError::NoAnswer), "{index}: {error}");
+        }
+    });
+    assert_eq!(asked.into_inner(), 1);
+}
+
+/// Its late answer is none to the next question.
+#[test]
+fn who_did_not_answer_is_asked_again_later() {
+    let file = fake::sealed(c"fake-late", 4096);
+    let serve = |socket: Socket| {
+        let hear = || (&socket).read(&mut [0; 64]).unwrap();
+        // The first question is not answered until there is another one.
+        assert_eq!([hear(), hear()], [40; 2]);
+        for index in [0, 1] {
+            fake::send(&socket, &fake::message(MAPPED, [key(index), 1, 0, 0]), &[&file]);
+        }
+        // Until it leaves.
+        while hear() > 0 {}
+    };
+    fake(&[4096; 2], serve, |peer| {
+        let open = |index| peer.open(Key(key(index)));
+        assert!(matches!(open(0), Err(AccessError::NoAnswer)));
+        while let Err(error) = open(1) {
+            assert!(matches!(error, AccessError::NoAnswer), "{error}");
+            thread::sleep(Duration::from_millis(20));
+        }
+    });
 }
 
 /// It still has what it has mapped.
