@@ -6,13 +6,14 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use millstream_roce::SLOTS;
 use socket2::{SockAddr, Socket};
 use thiserror::Error;
 
 use crate::Driver;
+use crate::credentials::why_another;
 
 /// The last two bits of the traffic class of packets that may be marked when there is congestion: ECT(0), RFC 3168.
 pub(crate) const ECT0: u8 = 0b10;
@@ -194,7 +195,8 @@ pub enum OpenError {
     #[error(
         "UDP port {port} of {address} is in use by processes of another user (whose number is \
          {user}): only those of one user share an address: run as that user, or give another \
-         address with --bind"
+         address with --bind{}",
+        why_another(*user)
     )]
     OtherUser {
         /// The address.
@@ -400,28 +402,75 @@ pub(crate) fn set_option(
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Waits until one of `events` (of poll) is there; `false` when `timeout` passed first.
+/// Waits until one of `events` (of poll) is there; `false` when `timeout` passed first. A signal that comes meanwhile
+/// changes nothing.
 pub(crate) fn wait(
     socket: BorrowedFd<'_>,
     events: libc::c_short,
     timeout: Duration,
 ) -> io::Result<bool> {
-    let mut poll = libc::pollfd { fd: socket.as_raw_fd(), events, revents: 0 };
-    let milliseconds = libc::c_int::try_from(timeout.as_millis()).unwrap_or(libc::c_int::MAX);
-    // SAFETY: one pollfd, alive during the call.
-    match unsafe { libc::poll(&raw mut poll, 1, milliseconds) } {
-        0 => Ok(false),
-        1 => Ok(true),
-        _ => match io::Error::last_os_error() {
-            error if error.kind() == io::ErrorKind::Interrupted => Ok(false),
-            error => Err(error),
-        },
+    // None is some centuries away.
+    let deadline = Instant::now().checked_add(timeout);
+    let mut left = timeout;
+    loop {
+        let mut poll = libc::pollfd { fd: socket.as_raw_fd(), events, revents: 0 };
+        // Rounded up: what is left of the time is waited for, too.
+        let milliseconds = left.as_nanos().div_ceil(1_000_000);
+        let milliseconds = libc::c_int::try_from(milliseconds).unwrap_or(libc::c_int::MAX);
+        // SAFETY: one pollfd, alive during the call.
+        let found = unsafe { libc::poll(&raw mut poll, 1, milliseconds) };
+        if found >= 0 {
+            return Ok(found > 0);
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+        let until = |deadline: Instant| deadline.saturating_duration_since(Instant::now());
+        left = deadline.map_or(timeout, until);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+    use std::os::unix::net::UnixStream;
+    use std::ptr;
+    use std::sync::mpsc;
+    use std::thread;
+
     use super::*;
+
+    #[test]
+    fn a_signal_does_not_end_a_wait() {
+        extern "C" fn nothing(_: libc::c_int) {}
+        // SAFETY: plain old data, of which zeros are a valid value.
+        let mut action: libc::sigaction = unsafe { mem::zeroed() };
+        action.sa_sigaction = nothing as *const () as libc::sighandler_t;
+        // SAFETY: alive during the call, and the handler does nothing.
+        let set = unsafe { libc::sigaction(libc::SIGUSR1, &raw const action, ptr::null_mut()) };
+        assert_eq!(set, 0);
+        let (near, mut far) = UnixStream::pair().unwrap();
+        let (tell, told) = mpsc::channel();
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| {
+                // SAFETY: no arguments.
+                tell.send(unsafe { libc::pthread_self() }).unwrap();
+                wait(near.as_fd(), libc::POLLIN, Duration::from_secs(20)).unwrap()
+            });
+            let waiter = told.recv().unwrap();
+            for _ in 0..50 {
+                // SAFETY: nobody has joined the thread yet.
+                unsafe { libc::pthread_kill(waiter, libc::SIGUSR1) };
+                thread::sleep(Duration::from_millis(1));
+            }
+            far.write_all(&[1]).unwrap();
+            assert!(waiting.join().unwrap(), "it was ended by a signal");
+        });
+        // What is there is found without a wait.
+        assert!(wait(near.as_fd(), libc::POLLIN, Duration::ZERO).unwrap());
+        assert!(!wait(far.as_fd(), libc::POLLIN, Duration::from_millis(2)).unwrap());
+    }
 
     #[test]
     fn a_buffer_is_too_small_when_the_kernel_says_so_and_peers_notice() {

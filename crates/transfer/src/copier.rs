@@ -65,6 +65,9 @@ struct State {
     queue: VecDeque<Entry>,
     /// No deadline in the queue is before this.
     deadline: Option<Instant>,
+    /// A thread has a group of which it asks the peer for its memory first. So no more than one waits for peers that do not
+    /// answer, and the others do what can be done.
+    asking: bool,
     idle: usize,
     threads: Vec<JoinHandle<()>>,
     stopping: bool,
@@ -158,7 +161,7 @@ impl Copier {
         self.shared.queued.fetch_add(1, Ordering::Release);
     }
 
-    /// Copies a group on this thread; `false` when none waits, or the first one needs a wait.
+    /// Copies a group on this thread; `false` when there is none that can begin without a wait.
     pub(crate) fn help(&self) -> bool {
         if self.shared.queued.load(Ordering::Acquire) == 0 {
             return false;
@@ -169,10 +172,8 @@ impl Copier {
             late.time_out();
             return true;
         }
-        if !state.queue.front().is_some_and(|entry| entry.way.is_open()) {
-            return false;
-        }
-        let Some((way, batch, terms, group)) = self.shared.take(&mut state) else { return false };
+        let taken = self.shared.take(&mut state, Way::is_open);
+        let Some((way, batch, terms, group)) = taken else { return false };
         drop(state);
         self.shared.copy(&way, &batch, &terms, &group);
         true
@@ -280,17 +281,22 @@ impl Shared {
         leave(self.engine.get(), &way.segment, all);
     }
 
-    /// What to copy next.
-    fn take(&self, state: &mut State) -> Option<(Way, Arc<BatchShared>, Terms, Group)> {
+    /// What to copy next, by a way of which this holds.
+    fn take(
+        &self,
+        state: &mut State,
+        suits: impl Fn(&Way) -> bool,
+    ) -> Option<(Way, Arc<BatchShared>, Terms, Group)> {
         loop {
-            let entry = state.queue.front_mut()?;
+            let index = state.queue.iter().position(|entry| suits(&entry.way))?;
+            let entry = state.queue.get_mut(index)?;
             let grouping = entry.way.grouping();
             let group = Group::claim(&entry.batch, &mut entry.next, entry.end, grouping);
             if entry.next < entry.end {
                 let batch = Arc::clone(&entry.batch);
                 return Some((entry.way.clone(), batch, entry.terms, group));
             }
-            let Entry { way, batch, terms, .. } = state.queue.pop_front()?;
+            let Entry { way, batch, terms, .. } = state.queue.remove(index)?;
             self.queued.fetch_sub(1, Ordering::Release);
             // Empty when others had claimed the last of it, or it was canceled.
             if group.count > 0 || !group.late.is_empty() {
@@ -303,11 +309,16 @@ impl Shared {
     fn work(self: &Arc<Self>) {
         let mut state = self.lock();
         loop {
+            let alone = !state.asking;
             if let Some(late) = self.take_late(&mut state) {
                 drop(state);
                 late.time_out();
                 state = self.lock();
-            } else if let Some((way, batch, terms, group)) = self.take(&mut state) {
+            } else if let Some((way, batch, terms, group)) =
+                self.take(&mut state, |way| alone || !way.is_shut())
+            {
+                let asks = alone && way.is_shut();
+                state.asking |= asks;
                 // Another one can work on the same task.
                 let left = !state.queue.is_empty() && !state.stopping;
                 let more = left && state.idle > 0;
@@ -321,6 +332,7 @@ impl Shared {
                 self.copy(&way, &batch, &terms, &group);
                 drop((way, batch));
                 state = self.lock();
+                state.asking &= !asks;
             } else if state.stopping {
                 return;
             } else {

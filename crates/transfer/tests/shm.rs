@@ -66,6 +66,8 @@ fn a_role() {
         std::process::exit(0);
     }
     let mut buffer = Some(shared(&engine, LENGTH));
+    let more = if role == "many buffers" { 100 } else { 0 };
+    let _more: Vec<_> = (0..more).map(|_| shared(&engine, 4096)).collect();
     say(engine.name());
     for line in std::io::stdin().lines() {
         match line.unwrap().as_str() {
@@ -163,6 +165,39 @@ fn tasks_of_a_process_that_is_killed_fail_within_a_second() {
     // Small ones are not told to have arrived either.
     let error = engine.submit_and_wait(&[TransferRequest { length: 1, ..all }], LONG).unwrap_err();
     assert_ne!(error.code(), 0, "{error}");
+}
+
+/// It has more buffers than are mapped when its segment is opened, and does not say where the others are.
+#[test]
+fn a_process_that_is_stopped_is_not_waited_for_by_each_request_nor_by_others() {
+    let (stopped, other) = (node("many buffers"), node("node"));
+    let engine = shm_engine();
+    let local = private(&engine, LENGTH);
+    let [far, near] = [&stopped, &other].map(|node| open(&engine, node));
+    let last = far.buffers().pop().unwrap();
+    let ask = TransferRequest {
+        opcode: Opcode::Write,
+        source: local.address(),
+        target: far.id(),
+        target_offset: last.address,
+        length: 8,
+    };
+    stopped.signal("STOP");
+    let stopwatch = Stopwatch::start();
+    let asking: Vec<Batch> = (0..30).map(|_| submit(&engine, &[ask])).collect();
+    let write = request(Opcode::Write, (&local, 0), &near, 0, LENGTH as u64);
+    engine.submit_and_wait(&[write], LONG).unwrap();
+    let took = stopwatch.took();
+    assert!(took.own() < Duration::from_millis(500), "what can be copied waits: {took}");
+    for batch in asking {
+        assert!(engine.wait(&batch, LONG));
+        let status = engine.statuses(&batch).pop().unwrap();
+        assert_eq!(status.state, TransferState::Failed);
+        let error = status.error.unwrap();
+        assert!(matches!(error.reason, FailureReason::Access(_)), "{error}");
+    }
+    let took = stopwatch.took();
+    assert!(took.own() < Duration::from_secs(15), "each one has asked: {took}");
 }
 
 #[test]

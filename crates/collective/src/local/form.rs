@@ -41,7 +41,9 @@ impl Meeting {
         MemberProcesses::open([own].into_iter())
             .map_err(|(_, error)| failed("watching a process")(io::Error::other(error)))?;
         Ok(Self {
-            host: Host::own().map_err(failed("reading which host this is"))?.with_user(),
+            host: Host::own()
+                .and_then(|host| host.with_user())
+                .map_err(failed("reading which host and user this is"))?,
             door: GroupDoor::open().map_err(failed("listening at a UNIX socket"))?,
         })
     }

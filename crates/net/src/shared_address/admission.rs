@@ -15,7 +15,7 @@ use millstream_roce::SLOTS;
 use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::descriptors;
-use crate::credentials::{Credentials, own_user};
+use crate::credentials::{Credentials, is_own_user, own_user};
 use crate::socket::{OpenError, wait};
 
 /// What this version says and understands.
@@ -30,6 +30,9 @@ const ANSWER_PATIENCE: Duration = Duration::from_secs(1);
 
 const GREETING: [u8; 8] = *b"RoCEslot";
 const GREETING_LENGTH: usize = GREETING.len() + 12;
+
+/// A socket for each slot, the table and the listener.
+const DESCRIPTORS: usize = SLOTS + 2;
 
 /// What the one that is admitted gets.
 pub(super) struct Welcome {
@@ -72,7 +75,7 @@ pub(super) fn ask(address: SocketAddr, deadline: Instant) -> Result<Answer, Open
     }
     // Of the process that called listen(2), which may have ended since.
     let user = Credentials::of_peer(socket.as_fd()).map_err(failed("SO_PEERCRED"))?.user;
-    if user != own_user() {
+    if !is_own_user(user) {
         return Err(OpenError::OtherUser { address: address.ip(), port: address.port(), user });
     }
     let left = deadline.saturating_duration_since(Instant::now());
@@ -81,7 +84,7 @@ pub(super) fn ask(address: SocketAddr, deadline: Instant) -> Result<Answer, Open
     }
     // One byte more, to see that there is none.
     let mut bytes = [0; GREETING_LENGTH + 1];
-    match descriptors::receive(socket.as_fd(), &mut bytes) {
+    match descriptors::receive(socket.as_fd(), &mut bytes, DESCRIPTORS) {
         Err(_) => Ok(Answer::Nobody),
         Ok(message) if message.length == 0 => Ok(Answer::Nobody),
         Ok(message) => understand(address, &bytes, message).map(Answer::Welcome),
@@ -104,7 +107,7 @@ pub(super) fn admit(
         Err(error) => return Err(error),
     };
     // It refuses us, too, and knows why. No word that it could wait for.
-    if Credentials::of_peer(peer.as_fd())?.user == own_user() {
+    if is_own_user(Credentials::of_peer(peer.as_fd())?.user) {
         let all = sockets.iter().map(AsFd::as_fd);
         let all: Vec<_> = all.chain([table.as_fd(), listener.as_fd()]).collect();
         // Into an empty buffer. If it fails, the other one asks again.
@@ -130,14 +133,15 @@ fn understand(
     message: descriptors::Message,
 ) -> Result<Welcome, OpenError> {
     let ip = address.ip();
-    if message.descriptors_missing && message.descriptors.len() < SLOTS + 2 {
+    if message.descriptors_missing {
         let source = io::Error::from_raw_os_error(libc::EMFILE);
         let operation = "receiving the descriptors of its sockets";
         return Err(OpenError::System { address: ip, operation, source });
     }
     let strange = || OpenError::OtherVersion { address: ip, port: address.port() };
-    if bytes.get(..message.length) != Some(&greeting()[..])
-        || message.descriptors.len() != SLOTS + 2
+    if message.too_many
+        || bytes.get(..message.length) != Some(&greeting()[..])
+        || message.descriptors.len() != DESCRIPTORS
     {
         return Err(strange());
     }

@@ -17,7 +17,7 @@ pub(crate) fn send(
     assert!(descriptors.len() <= MOST, "the kernel takes no more");
     let mut iovec =
         libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-    let mut control = control_buffer();
+    let mut control = control_buffer(descriptors.len());
     // SAFETY: plain old data, of which zeros are a valid value.
     let mut header: libc::msghdr = unsafe { mem::zeroed() };
     header.msg_iov = &raw mut iovec;
@@ -25,7 +25,7 @@ pub(crate) fn send(
     if !descriptors.is_empty() {
         let length = descriptors.len() * mem::size_of::<RawFd>();
         header.msg_control = control.as_mut_ptr().cast();
-        // SAFETY: the macros only compute. The buffer has room for `MOST` descriptors and is aligned
+        // SAFETY: the macros only compute. The buffer has room for so many descriptors and is aligned
         // for a `cmsghdr`.
         unsafe {
             header.msg_controllen = libc::CMSG_SPACE(length as u32) as _;
@@ -56,19 +56,32 @@ pub(crate) struct Message {
     pub(crate) length: usize,
     /// There were more descriptors than this process may have.
     pub(crate) descriptors_missing: bool,
+    /// There were more descriptors than are wanted.
+    pub(crate) too_many: bool,
     pub(crate) descriptors: Vec<OwnedFd>,
 }
 
 /// Receives a message that is there, with its descriptors. Of a longer one, the rest is lost.
-pub(crate) fn receive(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> io::Result<Message> {
+///
+/// More descriptors than are wanted do not become this process's: each would have to be closed, which can take as long
+/// as the server of its file system likes, and takes away this process's locks on the file (fcntl(2)).
+pub(crate) fn receive(
+    socket: BorrowedFd<'_>,
+    bytes: &mut [u8],
+    wanted: usize,
+) -> io::Result<Message> {
     let mut iovec = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-    let mut control = control_buffer();
+    let mut control = control_buffer(wanted);
     // SAFETY: plain old data, of which zeros are a valid value.
     let mut header: libc::msghdr = unsafe { mem::zeroed() };
     header.msg_iov = &raw mut iovec;
     header.msg_iovlen = 1;
-    header.msg_control = control.as_mut_ptr().cast();
-    header.msg_controllen = mem::size_of_val(control.as_slice()) as _;
+    if wanted > 0 {
+        // SAFETY: only computes. What CMSG_SPACE has for alignment could be room for one more.
+        let length = unsafe { libc::CMSG_LEN((wanted * mem::size_of::<RawFd>()) as u32) };
+        header.msg_control = control.as_mut_ptr().cast();
+        header.msg_controllen = length as _;
+    }
     // SAFETY: all that the header points at is borrowed exclusively and as long as it says.
     let received = unsafe {
         libc::recvmsg(
@@ -98,13 +111,55 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> io::Result<Me
         // SAFETY: `message` came from this header.
         next = unsafe { libc::CMSG_NXTHDR(&raw const header, message) };
     }
-    let descriptors_missing = header.msg_flags & libc::MSG_CTRUNC != 0;
-    Ok(Message { length, descriptors_missing, descriptors })
+    let truncated = header.msg_flags & libc::MSG_CTRUNC != 0;
+    let descriptors_missing = truncated && descriptors.len() < wanted;
+    let too_many = truncated && !descriptors_missing;
+    Ok(Message { length, descriptors_missing, too_many, descriptors })
 }
 
-/// Room for the most descriptors, and as aligned as a `cmsghdr`.
-fn control_buffer() -> Vec<u64> {
+/// Room for so many descriptors, and as aligned as a `cmsghdr`.
+fn control_buffer(count: usize) -> Vec<u64> {
     // SAFETY: only computes.
-    let length = unsafe { libc::CMSG_SPACE((MOST * mem::size_of::<RawFd>()) as u32) } as usize;
+    let length = unsafe { libc::CMSG_SPACE((count * mem::size_of::<RawFd>()) as u32) } as usize;
     vec![0; length.div_ceil(mem::size_of::<u64>())]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::os::fd::AsFd;
+
+    use socket2::{Domain, Socket, Type};
+
+    use super::*;
+
+    #[test]
+    fn no_more_descriptors_come_than_are_wanted() {
+        for (sent, wanted) in [
+            (0, 0),
+            (1, 0),
+            (MOST, 0),
+            (0, 1),
+            (1, 1),
+            (2, 1),
+            (1, 2),
+            (2, 2),
+            (3, 2),
+            (100, 34),
+            (MOST, MOST),
+        ] {
+            let (one, other) = Socket::pair(Domain::UNIX, Type::SEQPACKET, None).unwrap();
+            let (mut reader, writer) = io::pipe().unwrap();
+            send(one.as_fd(), b"hello", &vec![writer.as_fd(); sent]).unwrap();
+            drop(writer);
+            let mut bytes = [0; 8];
+            let message = receive(other.as_fd(), &mut bytes, wanted).unwrap();
+            assert_eq!(&bytes[..message.length], b"hello", "{sent} {wanted}");
+            assert_eq!(message.descriptors.len(), sent.min(wanted), "{sent} {wanted}");
+            assert_eq!(message.too_many, sent > wanted, "{sent} {wanted}");
+            assert!(!message.descriptors_missing, "{sent} {wanted}");
+            drop(message);
+            assert_eq!(reader.read(&mut [0]).unwrap(), 0, "nobody can write any more");
+        }
+    }
 }

@@ -14,7 +14,7 @@ use socket2::{Domain, Socket, Type};
 
 use super::memory::{Access, Mapping, memfd, seal};
 use super::offer::socket_address;
-use crate::credentials::{Credentials, own_user};
+use crate::credentials::{Credentials, is_own_user, why_another};
 use crate::guarded::{self, Caching};
 use crate::shared_address::descriptors;
 use crate::socket::wait;
@@ -125,10 +125,11 @@ impl GroupOwner {
             accepted => accepted?,
         };
         let user = Credentials::of_peer(socket.as_fd())?.user;
-        if user != own_user() {
+        if !is_own_user(user) {
+            let why = why_another(user);
             tracing::warn!(
                 user,
-                "another user asked for the memory of a group, and did not get it"
+                "another user asked for the memory of a group, and did not get it{why}"
             );
             return Ok(());
         }
@@ -190,9 +191,10 @@ impl GroupGuest {
         }
         // Anybody can take a name that is free.
         let user = Credentials::of_peer(socket.as_fd())?.user;
-        if user != own_user() {
+        if !is_own_user(user) {
+            let why = why_another(user);
             return Err(strange(format!(
-                "user {user} has the socket, and this process is of another one"
+                "user {user} has the socket, and this process is of another one{why}"
             )));
         }
         Ok(Self { socket, length })
@@ -204,12 +206,15 @@ impl GroupGuest {
             return Ok(None);
         }
         let mut bytes = [0; GREETING.len() + 1];
-        let message = match descriptors::receive(self.socket.as_fd(), &mut bytes) {
+        let message = match descriptors::receive(self.socket.as_fd(), &mut bytes, 1) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
             received => received?,
         };
         if message.length == 0 {
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it closed the connection"));
+        }
+        if message.too_many {
+            return Err(strange("more than one descriptor came".to_owned()));
         }
         let [file] = &message.descriptors[..] else {
             return Err(strange(format!(

@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 
-use crate::credentials::own_user;
+use crate::credentials::{UNTOLD, is_own_user, own_user};
 
 /// Where a process is: the machine, since it was started, and the namespaces (namespaces(7)).
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -28,10 +28,15 @@ impl Host {
         })
     }
 
-    /// A text that processes of this host and this user have in common, and no others.
-    pub fn with_user(&self) -> String {
+    /// A text that processes of this host and this user have in common, and no others. There is none where others of the
+    /// user cannot be told from other users.
+    pub fn with_user(&self) -> io::Result<String> {
         let Self { boot_id, pid_namespace, network_namespace } = self;
-        format!("{boot_id}/{pid_namespace}/{network_namespace}/{}", own_user())
+        let user = own_user();
+        match is_own_user(user) {
+            true => Ok(format!("{boot_id}/{pid_namespace}/{network_namespace}/{user}")),
+            false => Err(io::Error::other(UNTOLD)),
+        }
     }
 
     /// Why memory cannot be shared with a process there, if so.

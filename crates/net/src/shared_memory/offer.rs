@@ -19,7 +19,7 @@ use super::message::{self, Message, Refusal};
 use super::presence::Presence;
 use super::process::{Process, ProcessError, own_start_time};
 use super::table::{Entry, Key, Table};
-use crate::credentials::{Credentials, own_user};
+use crate::credentials::{Credentials, is_own_user, why_another};
 use crate::ends_between_forks;
 use crate::shared_address::descriptors;
 
@@ -311,7 +311,7 @@ impl Shared {
     /// Hears who it is, and lets it in or not.
     fn greet(&self, socket: &Socket) {
         let mut bytes = [0; message::LENGTH + 1];
-        let Ok(message) = descriptors::receive(socket.as_fd(), &mut bytes) else { return };
+        let Ok(message) = descriptors::receive(socket.as_fd(), &mut bytes, 0) else { return };
         let hello = bytes.get(..message.length).and_then(Message::parse);
         // Of another version, or none of us.
         let Some(Message::Hello { incarnation, started }) = hello else { return };
@@ -361,7 +361,7 @@ impl Shared {
     /// Answers one that was let in; whether it is there and makes sense.
     fn answer(&self, user: &User) -> bool {
         let mut bytes = [0; message::LENGTH + 1];
-        let message = match descriptors::receive(user.socket.as_fd(), &mut bytes) {
+        let message = match descriptors::receive(user.socket.as_fd(), &mut bytes, 0) {
             Ok(message) => message,
             Err(error) => return error.kind() == io::ErrorKind::WouldBlock,
         };
@@ -381,9 +381,10 @@ impl Shared {
 /// descriptor that came with it can take as long as the server of its file system likes.
 fn is_ours(socket: &Socket) -> bool {
     let Ok(credentials) = Credentials::of_peer(socket.as_fd()) else { return false };
-    let ours = credentials.user == own_user();
+    let ours = is_own_user(credentials.user);
     if !ours {
-        tracing::debug!(user = credentials.user, "shared memory: another user was refused");
+        let (user, why) = (credentials.user, why_another(credentials.user));
+        tracing::debug!(user, "shared memory: another user was refused{why}");
         let refusal = Message::Refusal(Refusal::OtherUser).emit();
         let _ = descriptors::send(socket.as_fd(), &refusal, &[]);
     }

@@ -19,7 +19,7 @@ use super::offer::socket_address;
 use super::presence::{Presence, Words};
 use super::process::{Process, ProcessError, own_start_time};
 use super::table::{Entry, Key, TableView};
-use crate::credentials::{Credentials, own_user};
+use crate::credentials::{Credentials, is_own_user, own_user, why_another};
 use crate::guarded::{self, Caching, Fault};
 use crate::prefetch::prefetch;
 use crate::shared_address::descriptors;
@@ -27,6 +27,9 @@ use crate::socket::wait;
 
 /// How long a peer is waited for. It answers at once, unless it is stopped.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(1);
+
+/// How long one that did not answer is asked for no memory: whoever wants some of it meanwhile would wait as long in vain.
+const SILENCE: Duration = Duration::from_secs(1);
 
 /// Why a process does not share its memory with us.
 #[derive(Debug, Error)]
@@ -38,7 +41,7 @@ pub enum ConnectError {
     #[error("its process does not answer")]
     NoAnswer,
     /// Memory is shared among the processes of one user only.
-    #[error("it belongs to another user: ours is {own}, and its is {user}")]
+    #[error("it belongs to another user: ours is {own}, and its is {user}{}", why_another(*user))]
     OtherUser {
         /// Our user's number.
         own: u32,
@@ -97,8 +100,8 @@ pub struct Peer {
     presence: Presence,
     words: Words,
     socket: Socket,
-    /// Held by who asks something, until it is answered.
-    asking: Mutex<()>,
+    /// Held by who asks something, until it is answered. Nothing is asked until this time, after it did not answer.
+    asking: Mutex<Option<Instant>>,
     /// Why its user's own memory cannot be accessed, if so.
     obstacle: Option<String>,
     regions: RwLock<HashMap<Key, Arc<Region>>>,
@@ -144,9 +147,8 @@ impl Peer {
         })?;
         // Of the process that listens: an abstract name can be taken by anybody.
         let credentials = Credentials::of_peer(socket.as_fd()).map_err(failed("SO_PEERCRED"))?;
-        let own = own_user();
-        if credentials.user != own {
-            return Err(ConnectError::OtherUser { own, user: credentials.user });
+        if !is_own_user(credentials.user) {
+            return Err(ConnectError::OtherUser { own: own_user(), user: credentials.user });
         }
         let started = own_start_time().map_err(failed("reading /proc/self/stat"))?;
         let hello = Message::Hello { incarnation, started };
@@ -228,10 +230,11 @@ impl Peer {
         self.regions.read().unwrap_or_else(PoisonError::into_inner).get(&key).cloned()
     }
 
-    /// Opens the memory registered by this key. Asks for its descriptor, and waits for a second at most.
+    /// Opens the memory registered by this key. Asks for its descriptor, and waits for a second at most. For a second after
+    /// that was in vain, nothing is asked.
     pub fn open(&self, key: Key) -> Result<Arc<Region>, AccessError> {
         // One at a time asks.
-        let asking = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut silent_until = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(region) = self.region(key) {
             return Ok(region);
         }
@@ -243,7 +246,16 @@ impl Peer {
         drop(regions);
         let most = most_mapped().saturating_sub(mapped);
         let mapping = match entry.mappable {
-            true => Some(self.map(key, entry.length, most)?),
+            true if silent_until.is_some_and(|until| Instant::now() < until) => {
+                let alive = self.is_alive();
+                return Err(if alive { AccessError::NoAnswer } else { self.gone(key) });
+            }
+            true => {
+                let mapped = self.map(key, entry.length, most);
+                let silent = matches!(mapped, Err(AccessError::NoAnswer));
+                *silent_until = silent.then(|| Instant::now() + SILENCE);
+                Some(mapped?)
+            }
             false => None,
         };
         if mapping.as_ref().is_some_and(|mapping| (mapping.length() as u64) < entry.length) {
@@ -252,7 +264,7 @@ impl Peer {
         let region = Arc::new(Region { key, entry, mapping });
         let mut regions = self.regions.write().unwrap_or_else(PoisonError::into_inner);
         regions.insert(key, Arc::clone(&region));
-        drop((regions, asking));
+        drop((regions, silent_until));
         Ok(region)
     }
 
@@ -483,6 +495,9 @@ fn most_mapped() -> usize {
     memory.max(1 << 30).saturating_mul(4)
 }
 
+/// The most descriptors that come with a message: those of a welcome.
+const MOST_FILES: usize = 2;
+
 type Received = (Message, Vec<std::os::fd::OwnedFd>);
 
 /// The next message; `None` when none comes in time.
@@ -492,9 +507,13 @@ fn receive(socket: &Socket, deadline: Instant) -> io::Result<Option<Received>> {
         return Ok(None);
     }
     let mut bytes = [0; message::LENGTH + 1];
-    let received = descriptors::receive(socket.as_fd(), &mut bytes)?;
+    let received = descriptors::receive(socket.as_fd(), &mut bytes, MOST_FILES)?;
     if received.descriptors_missing {
         return Err(io::Error::other("this process may have no more descriptors (ulimit -n)"));
+    }
+    if received.too_many {
+        let what = "more descriptors than any message has";
+        return Err(io::Error::new(io::ErrorKind::InvalidData, what));
     }
     if received.length == 0 {
         let what = "it closed the connection";
@@ -514,7 +533,7 @@ fn is_its_fault(error: &io::Error) -> bool {
 
 fn refused(refusal: Refusal) -> ConnectError {
     ConnectError::Refused(match refusal {
-        Refusal::OtherUser => "we are another user",
+        Refusal::OtherUser => "we are another user, or one whom its user namespace does not have",
         Refusal::OtherIncarnation => "it is another process than the one that was meant",
         Refusal::TooMany => "it has as many connections of peers as it can",
         Refusal::NoMeans => "it lacks what it needs for one more (descriptors: ulimit -n?)",

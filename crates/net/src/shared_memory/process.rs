@@ -80,7 +80,7 @@ impl Process {
 
     /// Whether any of its threads is still there.
     pub(super) fn is_alive(&self) -> bool {
-        // An interrupted call has found nothing.
+        // A call that failed has found nothing.
         !wait(self.descriptor.as_fd(), libc::POLLIN, Duration::ZERO).unwrap_or(false)
     }
 

@@ -2,6 +2,7 @@
 
 use std::io::Read;
 use std::os::unix::process::CommandExt;
+use std::process::Command;
 
 use millstream_net::shared_memory::{ConnectError, Peer};
 use socket2::Socket;
@@ -69,6 +70,56 @@ fn another_user_is_not_listened_to() {
     });
     let refusal = actor.hear();
     assert!(refusal.starts_with("[77, 83, 115, 104, 109, "), "{refusal}");
+}
+
+/// Has a command run in a user namespace that has our user only, by the number that all others have there.
+fn alone(command: &mut Command) {
+    let overflow = std::fs::read_to_string("/proc/sys/kernel/overflowuid").unwrap();
+    // SAFETY: no arguments.
+    let own = unsafe { libc::geteuid() };
+    let users = format!("{} {own} 1", overflow.trim());
+    let enter = move || {
+        // SAFETY: no pointers.
+        match unsafe { libc::unshare(libc::CLONE_NEWUSER) } {
+            0 => std::fs::write("/proc/self/uid_map", &users),
+            _ => Err(std::io::Error::last_os_error()),
+        }
+    };
+    // SAFETY: it only makes system calls, and allocates nothing.
+    unsafe { command.pre_exec(enter) };
+}
+
+/// Some systems and containers forbid it.
+fn may_be_alone() -> bool {
+    let mut command = Command::new("true");
+    alone(&mut command);
+    let entered = command.status();
+    if let Err(error) = &entered {
+        println!("skipped: no user namespace: {error}");
+        assert_ne!(std::env::var("MILLSTREAM_REQUIRE").as_deref(), Ok("all"));
+    }
+    entered.is_ok()
+}
+
+/// In its user namespace, many users have the number of its own one. It neither believes nor lets in any.
+#[test]
+fn a_user_who_cannot_be_told_from_others_is_refused() {
+    if !may_be_alone() {
+        return;
+    }
+    let offered = Offered::new(3);
+    let (socket, incarnation) = (offered.offer.socket(), offered.incarnation);
+    let mut actor = Actor::start(&format!("write {socket} {incarnation} 0 0"), alone);
+    let error = actor.hear();
+    assert!(error.starts_with("it belongs to another user: ours is "), "{error}");
+    assert!(error.ends_with("run it as another user, or without the user namespace"), "{error}");
+
+    let mut actor = Actor::start("offer", alone);
+    let line = actor.hear();
+    let (socket, _) = line.split_once(' ').unwrap();
+    let mut refusal = [0; 64];
+    let length = fake::connect(socket).read(&mut refusal).unwrap();
+    assert_eq!(refusal[..length], fake::message(fake::REFUSAL, [0; 4]));
 }
 
 /// Connections that say nothing neither keep the thread busy nor stay.

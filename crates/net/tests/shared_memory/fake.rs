@@ -13,6 +13,8 @@ use socket2::{Domain, SockAddr, Socket, Type};
 /// Kinds of messages.
 pub(crate) const HELLO: u8 = 1;
 pub(crate) const WELCOME: u8 = 2;
+pub(crate) const REFUSAL: u8 = 3;
+pub(crate) const MAP: u8 = 4;
 pub(crate) const MAPPED: u8 = 5;
 
 const PRESENCE_LENGTH: u64 = 4096;
@@ -47,9 +49,15 @@ impl FakeOwner {
 
     /// Lets one peer in.
     pub(crate) fn welcome(&self) -> Socket {
+        self.welcome_after(|| ())
+    }
+
+    /// Lets one peer in, once it has asked and this is done.
+    pub(crate) fn welcome_after(&self, meanwhile: impl FnOnce()) -> Socket {
         let (socket, _) = self.listener.accept().unwrap();
         let mut hello = [0; 40];
         assert_eq!((&socket).read(&mut hello).unwrap(), hello.len());
+        meanwhile();
         let incarnation = u64::from_le_bytes(hello[8..16].try_into().unwrap());
         let welcome = message(WELCOME, [incarnation, own_start_time(), 0, 0]);
         send(&socket, &welcome, &[&self.table, &self.presence]);
@@ -59,8 +67,13 @@ impl FakeOwner {
 
 /// A peer that an offer has let in: its connection, and its presence.
 pub(crate) fn user(name: &str, incarnation: u64) -> (Socket, File) {
+    user_with(name, incarnation, &[])
+}
+
+/// One that says who it is with these files.
+pub(crate) fn user_with(name: &str, incarnation: u64, files: &[&File]) -> (Socket, File) {
     let socket = connect(name);
-    send(&socket, &message(HELLO, [incarnation, own_start_time(), 0, 0]), &[]);
+    send(&socket, &message(HELLO, [incarnation, own_start_time(), 0, 0]), files);
     let [table, presence] = receive_two(&socket);
     drop(table);
     (socket, presence)
@@ -108,14 +121,15 @@ pub(crate) fn send(mut socket: &Socket, bytes: &[u8], files: &[&File]) {
     }
     let mut iovec =
         libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-    let mut control = [0_u64; 16];
+    let mut control = [0_u64; 64];
     // SAFETY: zeros are a valid value.
     let mut header: libc::msghdr = unsafe { mem::zeroed() };
     header.msg_iov = &raw mut iovec;
     header.msg_iovlen = 1;
     header.msg_control = control.as_mut_ptr().cast();
+    assert!(files.len() <= 100, "there is room for no more");
     let length = (files.len() * mem::size_of::<i32>()) as u32;
-    // SAFETY: the buffer has room for some descriptors, is aligned, and alive during the call.
+    // SAFETY: the buffer has room for the descriptors, is aligned, and alive during the call.
     unsafe {
         header.msg_controllen = libc::CMSG_SPACE(length) as _;
         let message = libc::CMSG_FIRSTHDR(&raw const header);

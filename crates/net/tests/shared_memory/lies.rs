@@ -1,14 +1,17 @@
 //! The other end of a connection says what is not so, or too much.
 
+use std::fs::File;
 use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use millstream_net::shared_memory::{AccessError, Key, PATIENCE, Peer};
 use socket2::Socket;
 
-use super::fake::{self, FakeOwner, MAPPED, key};
+use super::fake::{self, FakeOwner, MAP, MAPPED, key};
 use super::fixture::{Offered, incarnation};
 
 /// Lets a peer in, and does this with the connection meanwhile.
@@ -32,6 +35,47 @@ fn answers_to_other_questions_are_not_taken_for_ever() {
     };
     let error = fake(&[4096], flood, |peer| peer.open(Key(key(0))).unwrap_err());
     assert!(matches!(error, AccessError::NoAnswer), "{error}");
+}
+
+#[test]
+fn who_does_not_answer_is_not_asked_by_each_who_waits() {
+    let asked = AtomicUsize::new(0);
+    let listen = |socket: Socket| {
+        while let Ok(1..) = (&socket).read(&mut [0; 64]) {
+            asked.fetch_add(1, Ordering::Relaxed);
+        }
+    };
+    fake(&[4096; 3], listen, |peer| {
+        for index in [0, 1, 2, 0] {
+            let error = peer.open(Key(key(index))).unwrap_err();
+            assert!(matches!(error, AccessError::NoAnswer), "{index}: {error}");
+        }
+    });
+    assert_eq!(asked.into_inner(), 1);
+}
+
+/// Its late answer is none to the next question.
+#[test]
+fn who_did_not_answer_is_asked_again_later() {
+    let file = fake::sealed(c"fake-late", 4096);
+    let serve = |socket: Socket| {
+        let hear = || (&socket).read(&mut [0; 64]).unwrap();
+        // The first question is not answered until there is another one.
+        assert_eq!([hear(), hear()], [40; 2]);
+        for index in [0, 1] {
+            fake::send(&socket, &fake::message(MAPPED, [key(index), 1, 0, 0]), &[&file]);
+        }
+        // Until it leaves.
+        while hear() > 0 {}
+    };
+    fake(&[4096; 2], serve, |peer| {
+        let open = |index| peer.open(Key(key(index)));
+        assert!(matches!(open(0), Err(AccessError::NoAnswer)));
+        while let Err(error) = open(1) {
+            assert!(matches!(error, AccessError::NoAnswer), "{error}");
+            thread::sleep(Duration::from_millis(20));
+        }
+    });
 }
 
 /// It still has what it has mapped.
@@ -82,4 +126,37 @@ fn no_more_is_mapped_than_is_registered_and_this_host_could_have() {
         lengths.sort_unstable();
         assert_eq!(lengths, [4096, 8192]);
     });
+}
+
+/// The lock that this process asks for on all of a file (fcntl(2)); what the kernel says of it.
+fn lock(file: &File, command: libc::c_int) -> libc::flock {
+    let mut lock = libc::flock {
+        l_type: libc::F_WRLCK as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: 0,
+        l_len: 0,
+        l_pid: 0,
+    };
+    // SAFETY: the lock is borrowed exclusively.
+    let result = unsafe { libc::fcntl(file.as_raw_fd(), command, &raw mut lock) };
+    assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+    lock
+}
+
+/// A process that closes a descriptor of a file loses its locks on it. The offer is of this process.
+#[test]
+fn descriptors_that_nobody_wants_are_not_received() {
+    let offered = Offered::new(3);
+    let file = fake::sealed(c"fake-locked", 4096);
+    lock(&file, libc::F_SETLK);
+    let (name, many) = (offered.offer.socket(), [&file; 100]);
+    let (socket, _presence) = fake::user_with(name, offered.incarnation, &many);
+    // Once the last one is answered, all of those before are done with.
+    for files in [&many[..], &[], &[]] {
+        fake::send(&socket, &fake::message(MAP, [77, 0, 0, 0]), files);
+        assert_eq!((&socket).read(&mut [0; 64]).unwrap(), 40);
+    }
+    // Of an open file description, the process's own lock is another one's.
+    let found = lock(&file, libc::F_OFD_GETLK).l_type;
+    assert_eq!(i32::from(found), libc::F_WRLCK, "it was received, and closed");
 }

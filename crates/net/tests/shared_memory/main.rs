@@ -10,3 +10,4 @@ mod dying;
 mod fake;
 mod fixture;
 mod lies;
+mod signals;

@@ -40,10 +40,14 @@ pub(crate) enum Other {
 impl Way {
     /// Whether copies can begin without a wait. Those of a GPU wait for its driver.
     pub(super) fn is_open(&self) -> bool {
+        !self.has_gpu() && !self.is_shut()
+    }
+
+    /// Whether the peer must be asked first for its memory, and may let us wait.
+    pub(super) fn is_shut(&self) -> bool {
         match &self.other {
-            _ if self.has_gpu() => false,
-            Other::Own(_) => true,
-            Other::Peer(peer, key) => peer.region(*key).is_some(),
+            Other::Own(_) => false,
+            Other::Peer(peer, key) => peer.region(*key).is_none(),
         }
     }
 
