@@ -46,25 +46,28 @@ impl Range {
         Ok(Self { address, length })
     }
 
-    /// What an argument means: a range, a region, or an address with a length that is given beside it.
-    pub(crate) fn of(object: &Bound<'_, PyAny>, length: Option<u64>) -> PyResult<Self> {
+    /// What an argument means: its first byte, and how many bytes. A range and a region have as many as they have, which may
+    /// be none; an address alone has those that are given beside it, and `None` without.
+    pub(crate) fn of(
+        object: &Bound<'_, PyAny>,
+        length: Option<u64>,
+    ) -> PyResult<(u64, Option<u64>)> {
         let whole = if let Ok(range) = object.cast::<Self>() {
             *range.get()
         } else if let Ok(region) = object.cast::<Region>() {
             region.get().range()
         } else {
-            let address = object.extract().map_err(|_| {
+            let address: u64 = object.extract().map_err(|_| {
                 PyTypeError::new_err("memory is a Region, a Range, or an address as an int")
             })?;
-            return Ok(Self { address, length: length.unwrap_or(0) });
+            return Ok((address, length));
         };
         match length {
             Some(length) if length > whole.length => {
                 let message = format!("{length} bytes of memory that has {}", whole.length);
                 Err(Failure::argument(message).range(whole.address, whole.length).into())
             }
-            Some(length) => Ok(Self { length, ..whole }),
-            None => Ok(whole),
+            _ => Ok((whole.address, Some(length.unwrap_or(whole.length)))),
         }
     }
 }

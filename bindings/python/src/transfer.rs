@@ -159,7 +159,7 @@ impl Batch {
     }
 }
 
-/// A request between these two ranges, of which one may be an address alone.
+/// A request between these two ranges. One may be an address alone, and both with a length beside them.
 pub(crate) fn request(
     opcode: Opcode,
     segment: &Segment,
@@ -167,20 +167,22 @@ pub(crate) fn request(
     remote: &Bound<'_, PyAny>,
     length: Option<u64>,
 ) -> PyResult<TransferRequest> {
-    let (local, remote) = (Range::of(local, length)?, Range::of(remote, length)?);
-    let length = match (length, local.length, remote.length) {
-        (Some(length), ..) => length,
-        (None, local, 0) => local,
-        (None, 0, remote) => remote,
-        (None, local, remote) if local == remote => local,
-        (None, here, there) => {
+    let (source, here) = Range::of(local, length)?;
+    let (target_offset, there) = Range::of(remote, length)?;
+    let length = match (here, there) {
+        (Some(here), Some(there)) if here == there => here,
+        (Some(here), Some(there)) => {
             let message =
                 format!("{here} bytes here and {there} there: say how many by length=...");
-            return Err(Failure::argument(message).range(remote.address, there).into());
+            return Err(Failure::argument(message).range(target_offset, there).into());
+        }
+        (Some(length), None) | (None, Some(length)) => length,
+        (None, None) => {
+            let message = "two addresses do not say how many bytes: say it by length=...";
+            return Err(Failure::argument(message).into());
         }
     };
-    let (source, target) = (local.address, segment.opened.id());
-    Ok(TransferRequest { opcode, source, target, target_offset: remote.address, length })
+    Ok(TransferRequest { opcode, source, target: segment.opened.id(), target_offset, length })
 }
 
 /// How requests are to be done, as Python says it.

@@ -139,6 +139,28 @@ class Moving(Pair):
                     add()
                 self.assertEqual(len(batch), 0)
 
+    def test_an_empty_range_is_no_address_alone(self):
+        before = self.local.copy()
+        self.remote[:] = 7
+        batch = self.here.batch()
+        wrong = [(self.region[part], self.target) for part in (slice(0, 0), slice(5, 2))]
+        wrong += [(self.region, self.target[part]) for part in (slice(0, 0), slice(5, 2))]
+        for call in self.here.read, self.here.write, batch.read, batch.write:
+            for here, there in wrong:
+                with self.subTest(call), self.assertRaises(millstream.ArgumentError):
+                    call(self.segment, here, there)
+            with self.assertRaisesRegex(millstream.ArgumentError, "length="):
+                call(self.segment, self.region.address, self.target.address)
+        self.assertEqual(len(batch), 0)
+        for there in self.target[0:0], self.target.address:
+            with self.assertRaises(millstream.SubmitError) as raised:
+                self.here.read(self.segment, self.region[0:0], there)
+            self.assertEqual(raised.exception.kind, "zero_length")
+        np.testing.assert_array_equal(self.local, before)
+        self.assertTrue((self.remote == 7).all())
+        self.here.read(self.segment, self.region.address, self.target.address, 1).wait(10)
+        self.assertEqual(self.local[:2].tolist(), [7, before[1]])
+
     def test_all_kinds_of_memory(self):
         array = np.zeros(64, np.float32)
         objects = [bytearray(256), memoryview(bytearray(256)), array, Tensor(np.zeros(64, np.float32))]

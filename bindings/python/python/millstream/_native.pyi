@@ -136,7 +136,10 @@ class Batch:
         target: Range | int,
         length: int | None = None,
     ) -> None:
-        """Adds a WRITE: bytes from here to the segment."""
+        """Adds a WRITE: bytes from here to the segment.
+
+        ``length`` says how many, where both are addresses alone, or ranges that are not as long as each other.
+        """
     def read(
         self,
         segment: Segment,
@@ -144,7 +147,7 @@ class Batch:
         source: Range | int,
         length: int | None = None,
     ) -> None:
-        """Adds a READ: bytes from the segment to here."""
+        """Adds a READ: bytes from the segment to here, as many as :meth:`write` says."""
     def write_many(
         self,
         segment: Segment,
@@ -282,7 +285,7 @@ class Engine:
         intent: str | None = None,
         durable: bool = False,
     ) -> Transfer:
-        """Begins a WRITE: bytes from here to the segment, on terms as those of :meth:`Batch.submit`."""
+        """Begins a WRITE: bytes from here to the segment, as many as :meth:`Batch.write` says, on terms as those of :meth:`Batch.submit`."""
     def read(
         self,
         segment: Segment,
@@ -297,7 +300,7 @@ class Engine:
         policy: str | None = None,
         intent: str | None = None,
     ) -> Transfer:
-        """Begins a READ: bytes from the segment to here, on terms as those of :meth:`Batch.submit`."""
+        """Begins a READ: bytes from the segment to here, as many as :meth:`Batch.write` says, on terms as those of :meth:`Batch.submit`."""
     def batch(self) -> Batch:
         """Requests that are to be submitted together."""
     def notify(self, segment: Segment, name: str, text: str) -> None:
