@@ -17,6 +17,11 @@ import numpy as np
 import mooncake.engine as module
 from mooncake.engine import TransferEngine
 
+# What tests of both packages need.
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "python/tests"))
+
+import interpreter
+
 HOST = "127.0.0.1"
 LENGTH = 64 << 20
 
@@ -293,6 +298,26 @@ class Visibility(unittest.TestCase):
         for thread in threads:
             thread.join()
         self.assertEqual(codes, {0})
+
+
+class Ending(unittest.TestCase):
+    """Another engine takes the place of one that has a call."""
+
+    def test_other_threads_run_while_it_ends(self):
+        server = interpreter.MetadataServer(self, "nobody")
+        made, codes = TransferEngine(), []
+        self.assertEqual(made.initialize(HOST, server.uri, "tcp", ""), 0)
+        self.assertTrue(server.values)
+        work = lambda: codes.append(made.transfer_sync_write("nobody", 1, 2, 3))
+        thread = threading.Thread(target=work)
+        thread.start()
+        self.assertTrue(server.asked.wait(20))
+        self.assertEqual(made.initialize(HOST, "P2PHANDSHAKE", "tcp", ""), 0)
+        server.release.set()
+        gap = interpreter.longest_gap(thread.is_alive)
+        thread.join()
+        self.assertLess(gap, 1)
+        self.assertEqual((codes, server.values), ([-1], {}))
 
 
 FORKS = """

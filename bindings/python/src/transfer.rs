@@ -6,8 +6,8 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use millstream_transfer::{
-    Batch as Submitted, Notification, Opcode, PriorityLevel, SubmitOptions, TransferRequest,
-    TransferState, TransferStatus,
+    Batch as Submitted, Notification, Opcode, PriorityLevel, SubmitOptions, TransferEngine,
+    TransferRequest, TransferState, TransferStatus,
 };
 use pyo3::prelude::*;
 
@@ -220,9 +220,9 @@ pub(crate) fn submit(
     requests: Vec<TransferRequest>,
     terms: Terms<'_>,
 ) -> PyResult<Transfer> {
-    let engine = shared.engine()?;
     let options = terms.options()?;
-    let submitted = py.detach(|| engine.submit_new(&requests, &options)).map_err(Failure::from)?;
+    let submitted = shared.detached(py, |engine| engine.submit_new(&requests, &options))?;
+    let submitted = submitted.map_err(Failure::from)?;
     Ok(Transfer { shared: Arc::clone(shared), requests, submitted })
 }
 
@@ -249,8 +249,8 @@ impl Transfer {
         loop {
             let left = timeout.saturating_sub(begun.elapsed());
             // For so long at most, since closing the engine ends what is under way.
-            let engine = self.shared.engine()?;
-            let over = py.detach(move || engine.wait(&self.submitted, left.min(GLANCE)));
+            let wait = |engine: &TransferEngine| engine.wait(&self.submitted, left.min(GLANCE));
+            let over = self.shared.detached(py, wait)?;
             if over || left.is_zero() {
                 return Ok(over);
             }
@@ -263,7 +263,9 @@ impl Transfer {
         let engine = self.shared.engine()?;
         let all = engine.batch_status(&self.submitted);
         let Some(index) = all.first_incomplete else { return Ok(all.transferred_bytes) };
-        let status = engine.status(&self.submitted, index).map_err(Failure::from)?;
+        let status = engine.status(&self.submitted, index);
+        drop(engine);
+        let status = status.map_err(Failure::from)?;
         let failure = match (status.state, status.error) {
             (_, Some(error)) => Failure::from(error),
             (TransferState::Timeout, None) => {
@@ -306,14 +308,14 @@ impl Transfer {
 
     /// Ends what is not over; whether there was something.
     fn cancel(&self, py: Python<'_>) -> PyResult<bool> {
-        let engine = self.shared.engine()?;
-        py.detach(|| {
+        let cancel = |engine: &TransferEngine| -> Result<bool, Failure> {
             let mut any = false;
             for index in 0..self.submitted.len() {
-                any |= engine.cancel(&self.submitted, index).map_err(Failure::from)?;
+                any |= engine.cancel(&self.submitted, index)?;
             }
             Ok(any)
-        })
+        };
+        Ok(self.shared.detached(py, cancel)??)
     }
 
     /// Of each request: its state, at least how many bytes arrived, its transport, whether what its target holds is

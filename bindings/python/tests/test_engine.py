@@ -5,6 +5,7 @@ import gc
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ import unittest
 
 import numpy as np
 
+import interpreter
 import millstream
 
 LENGTH = 1 << 20
@@ -574,6 +576,80 @@ class Waiting(unittest.TestCase):
         self.engine.close()
         thread.join(20)
         self.assertEqual(len(raised), 1)
+
+
+class Closing(unittest.TestCase):
+    """An engine is closed while another thread is in a call on it."""
+
+    def close_amid_a_call(self, engine, name, asked, release=lambda: None):
+        address, answers, failures = engine.address, [], []
+
+        def ask():
+            try:
+                engine.open(name)
+            except millstream.SegmentError as error:
+                failures.append(error)
+
+        def close():
+            engine.close()
+            with socket.socket() as connection:
+                answers.append(connection.connect_ex(address) == 0)
+
+        asking, closing = threading.Thread(target=ask), threading.Thread(target=close)
+        asking.start()
+        asked()
+        closing.start()
+        timer = threading.Timer(0.3, release)
+        timer.start()
+        gap = interpreter.longest_gap(lambda: asking.is_alive() or closing.is_alive())
+        for thread in asking, closing, timer:
+            thread.join()
+        self.assertLess(gap, 1)
+        self.assertEqual(answers, [False], "it has ended when close returns")
+        self.assertEqual(len(failures), 1)
+        with self.assertRaises(millstream.ClosedError):
+            engine.open(name)
+
+    def test_it_has_ended_when_close_returns(self):
+        silent = socket.create_server(("127.0.0.1", 0))
+        self.addCleanup(silent.close)
+        silent.settimeout(20)
+        engine = millstream.Engine(transports=["tcp"], settings={"handshake.call_timeout": "2s"})
+        self.addCleanup(engine.close)
+        engine.register(bytearray(4096))
+        asked = lambda: self.addCleanup(silent.accept()[0].close)
+        self.close_amid_a_call(engine, f"127.0.0.1:{silent.getsockname()[1]}", asked)
+
+    def test_other_threads_run_while_it_ends(self):
+        server = interpreter.MetadataServer(self, "nobody")
+        engine = millstream.Engine(transports=["tcp"], metadata=server.uri, name="here")
+        self.addCleanup(engine.close)
+        self.assertTrue(server.values)
+        asked = lambda: self.assertTrue(server.asked.wait(20))
+        self.close_amid_a_call(engine, "nobody", asked, server.release.set)
+        self.assertEqual(server.values, {})
+
+    def test_who_closes_it_as_well_waits_until_it_has_ended(self):
+        server = interpreter.MetadataServer(self, "nobody")
+        engine = millstream.Engine(transports=["tcp"], metadata=server.uri, name="here")
+        self.addCleanup(engine.close)
+
+        def ask():
+            with self.assertRaises(millstream.SegmentError):
+                engine.open("nobody")
+
+        threads = [threading.Thread(target=work) for work in (ask, engine.close)]
+        threads[0].start()
+        self.assertTrue(server.asked.wait(20))
+        threads[1].start()
+        while not engine.closed:
+            time.sleep(0.001)
+        timer = threading.Timer(0.3, server.release.set)
+        timer.start()
+        engine.close()
+        self.assertEqual(server.values, {})
+        for thread in [*threads, timer]:
+            thread.join()
 
 
 async def awaited(transfer):

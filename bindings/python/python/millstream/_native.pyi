@@ -226,7 +226,11 @@ class Engine:
     def closed(self) -> bool:
         """Whether it was closed."""
     def close(self) -> None:
-        """Ends it: what is under way fails, memory and files are unregistered and let go of."""
+        """Ends it: what is under way fails, memory and files are unregistered and let go of.
+
+        When it returns, nobody answers peers any more. Calls of other threads end before, for which it waits 10 seconds at
+        the most: what still takes longer has the engine until it ends.
+        """
     def __enter__(self) -> Engine: ...
     def __exit__(
         self,

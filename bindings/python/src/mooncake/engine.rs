@@ -1,7 +1,7 @@
 //! The class `TransferEngine` of `mooncake.engine`.
 
 use std::path::Path;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{PoisonError, RwLock};
 
 use millstream_topology::{DeviceFilter, Topology};
 use millstream_transfer::{Notification, Opcode};
@@ -21,9 +21,9 @@ pub(crate) struct MooncakeEngine(RwLock<Option<Handle>>);
 
 impl MooncakeEngine {
     /// The engine, unless it was not initialized, or this is a fork.
-    fn started(&self) -> Option<Arc<Started>> {
+    fn started(&self) -> Option<Handle> {
         let handle = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        handle.as_ref().and_then(Handle::started)
+        handle.as_ref().and_then(Handle::another)
     }
 
     /// What a call returns, or its failure where there is no engine.
@@ -37,7 +37,7 @@ impl MooncakeEngine {
             complain(FAILED, "initialize was not called, or failed, or was called before a fork");
             return otherwise;
         };
-        // The last who has it ends the engine.
+        // Let go of in there, too: the last who has it ends it.
         py.detach(move || run(&started))
     }
 

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::Write;
+use std::ops::Deref;
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -16,6 +17,7 @@ use pyo3::prelude::*;
 use super::bounce::Bounce;
 use super::jobs::{End, Job, Jobs};
 use super::start::{self, DEFAULT_PORT, Failed, Wanted};
+use crate::shared::drop_detached;
 
 /// Codes of the module.
 pub(super) const FAILED: i32 = -1;
@@ -353,16 +355,29 @@ pub(super) fn say(text: &str) {
     }
 }
 
-/// An engine as several calls have it at a time. A fork has none that could be ended.
-pub(super) struct Handle(Option<Arc<Started>>);
+/// An engine as several calls have it at a time. The last of them ends it. A fork has none that could be ended.
+pub(super) struct Handle(
+    /// `None` when it goes.
+    Option<Arc<Started>>,
+);
 
 impl Handle {
     pub(super) fn new(started: Started) -> Self {
         Self(Some(Arc::new(started)))
     }
 
-    pub(super) fn started(&self) -> Option<Arc<Started>> {
-        self.0.clone().filter(|started| !started.is_forked())
+    /// The same engine for a call.
+    pub(super) fn another(&self) -> Option<Self> {
+        let started = self.0.as_ref().filter(|started| !started.is_forked())?;
+        Some(Self(Some(Arc::clone(started))))
+    }
+}
+
+impl Deref for Handle {
+    type Target = Started;
+
+    fn deref(&self) -> &Started {
+        self.0.as_deref().expect("it is there until the handle goes")
     }
 }
 
@@ -371,9 +386,9 @@ impl Drop for Handle {
         let Some(started) = self.0.take() else { return };
         if started.is_forked() {
             std::mem::forget(started);
-        } else {
+        } else if let Some(started) = Arc::into_inner(started) {
             // It may wait for a metadata server, perhaps one in a thread of this interpreter.
-            Python::attach(|py| py.detach(move || drop(started)));
+            drop_detached(started);
         }
     }
 }
