@@ -62,7 +62,7 @@ impl Engine {
         terms: Terms<'_>,
     ) -> PyResult<Transfer> {
         let request = transfer::request(opcode, segment.get(), local, remote, length)?;
-        transfer::submit(segment.py(), &self.shared, vec![request], terms)
+        transfer::submit(segment.py(), &self.shared, &mut vec![request], terms)
     }
 }
 

@@ -49,6 +49,13 @@ impl Batch {
         self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// What was refused is there again, in front of what was added since.
+    fn put_back(&self, mut refused: Vec<TransferRequest>) {
+        let mut requests = self.requests();
+        refused.append(&mut requests);
+        *requests = refused;
+    }
+
     /// Adds a request for each of these, or none.
     fn add_many(
         &self,
@@ -132,7 +139,7 @@ impl Batch {
         self.add_many(Opcode::Read, segment.get(), destinations, sources, lengths)
     }
 
-    /// Begins to do what was added, all or nothing, and is empty then.
+    /// Begins to do what was added, all or nothing, and is empty then. What is refused stays.
     #[pyo3(signature = (
         notify = None, timeout = None, *, priority = None, transport = None, policy = None, intent = None,
         durable = false
@@ -149,9 +156,10 @@ impl Batch {
         intent: Option<String>,
         durable: bool,
     ) -> PyResult<Transfer> {
-        let requests = std::mem::take(&mut *self.requests());
+        let mut requests = std::mem::take(&mut *self.requests());
         let terms = Terms { notify, timeout, priority, transport, policy, intent, durable };
-        submit(py, &self.shared, requests, terms)
+        let submitted = submit(py, &self.shared, &mut requests, terms);
+        submitted.inspect_err(|_| self.put_back(requests))
     }
 
     fn __len__(&self) -> usize {
@@ -214,15 +222,18 @@ impl Terms<'_> {
     }
 }
 
+/// Begins to do these requests, and takes them. What is refused is left there.
 pub(crate) fn submit(
     py: Python<'_>,
     shared: &Arc<Shared>,
-    requests: Vec<TransferRequest>,
+    requests: &mut Vec<TransferRequest>,
     terms: Terms<'_>,
 ) -> PyResult<Transfer> {
     let options = terms.options()?;
-    let submitted = shared.detached(py, |engine| engine.submit_new(&requests, &options))?;
+    let all = requests.as_slice();
+    let submitted = shared.detached(py, |engine| engine.submit_new(all, &options))?;
     let submitted = submitted.map_err(Failure::from)?;
+    let requests = std::mem::take(requests);
     Ok(Transfer { shared: Arc::clone(shared), requests, submitted })
 }
 

@@ -163,6 +163,24 @@ class Moving(Pair):
         self.here.read(self.segment, self.region.address, self.target.address, 1).wait(10)
         self.assertEqual(self.local[:2].tolist(), [7, before[1]])
 
+    def test_what_is_refused_can_be_submitted_again(self):
+        batch, part = self.here.batch(), LENGTH // 4
+        for start in range(0, LENGTH, part):
+            batch.write(self.segment, self.region[start : start + part], self.target.address + start)
+        for values, error in [
+            ({"policy": "none"}, millstream.SubmitError),
+            ({"transport": "pigeon"}, millstream.SubmitError),
+            ({"timeout": -1}, millstream.ArgumentError),
+            ({"priority": "high"}, millstream.ArgumentError),
+        ]:
+            with self.subTest(values):
+                with self.assertRaises(error):
+                    batch.submit(**values)
+                self.assertEqual(len(batch), 4)
+        self.assertEqual(batch.submit().wait(10), LENGTH)
+        self.assertEqual(len(batch), 0)
+        np.testing.assert_array_equal(self.remote, self.local)
+
     def test_all_kinds_of_memory(self):
         array = np.zeros(64, np.float32)
         objects = [bytearray(256), memoryview(bytearray(256)), array, Tensor(np.zeros(64, np.float32))]

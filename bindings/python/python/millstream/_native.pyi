@@ -178,7 +178,7 @@ class Batch:
         intent: str | None = None,
         durable: bool = False,
     ) -> Transfer:
-        """Begins to do what was added, all or nothing, and is empty then.
+        """Begins to do what was added, all or nothing, and is empty then. What is refused stays, and can be submitted again.
 
         ``notify`` is a name and a text that the peers' applications are told once all is done. What is not done
         after ``timeout`` seconds ends. ``priority`` counts where the policy TENT chooses, only ``transport`` does it
