@@ -41,16 +41,16 @@ impl Engine {
         remote: bool,
     ) -> PyResult<Region> {
         let memory::Brought { address, length, held } = brought;
-        let register = |engine: &TransferEngine| -> Result<(), RegisterError> {
+        let register = |engine: &TransferEngine| -> Result<u64, RegisterError> {
             let pointer = std::ptr::with_exposed_provenance_mut(address as usize);
             // SAFETY: what is held keeps the memory where it is until it is unregistered, or the caller promised to;
             // and memory of Python is shared with whoever else has the object.
             unsafe { engine.register_memory(pointer, length as usize, location, remote)? };
-            self.shared.hold(address, held);
-            Ok(())
+            Ok(self.shared.hold(address, held))
         };
-        self.shared.detached(py, register)?.map_err(Failure::from)?;
-        Ok(Region::new(Arc::clone(&self.shared), address, length, Owner::Brought))
+        let registration = self.shared.detached(py, register)?.map_err(Failure::from)?;
+        let shared = Arc::clone(&self.shared);
+        Ok(Region::new(shared, (address, length), registration, Owner::Brought))
     }
 
     fn one(
@@ -191,13 +191,14 @@ impl Engine {
     ) -> PyResult<Region> {
         let allocate = |engine: &TransferEngine| -> Result<_, RegisterError> {
             let buffer = Arc::new(engine.allocate_buffer(length, location, remote)?);
-            self.shared.hold(buffer.address(), Held::Own(Arc::clone(&buffer)));
-            Ok(buffer)
+            let held = Held::Own(Arc::clone(&buffer));
+            Ok((self.shared.hold(buffer.address(), held), buffer))
         };
-        let buffer = self.shared.detached(py, allocate)?.map_err(Failure::from)?;
-        let address = buffer.address();
+        let outcome = self.shared.detached(py, allocate)?;
+        let (registration, buffer) = outcome.map_err(Failure::from)?;
+        let range = (buffer.address(), length as u64);
         let owner = Owner::Engine(ManuallyDrop::new(buffer));
-        Ok(Region::new(Arc::clone(&self.shared), address, length as u64, owner))
+        Ok(Region::new(Arc::clone(&self.shared), range, registration, owner))
     }
 
     /// Offers a file or a block device as a segment of its own; the segment's name.

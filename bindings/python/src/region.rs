@@ -112,12 +112,19 @@ pub(crate) enum Owner {
 pub(crate) struct Region {
     shared: Arc<Shared>,
     range: Range,
+    /// The number of its registration.
+    registration: u64,
     owner: Owner,
 }
 
 impl Region {
-    pub(crate) fn new(shared: Arc<Shared>, address: u64, length: u64, owner: Owner) -> Self {
-        Self { shared, range: Range { address, length }, owner }
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        (address, length): (u64, u64),
+        registration: u64,
+        owner: Owner,
+    ) -> Self {
+        Self { shared, range: Range { address, length }, registration, owner }
     }
 
     pub(crate) fn range(&self) -> Range {
@@ -152,7 +159,7 @@ impl Region {
 
     /// Unregisters it: waits until no transfer touches it any more, and lets go of what was registered.
     fn unregister(&self, py: Python<'_>) -> PyResult<()> {
-        Ok(self.shared.unregister(py, self.range.address)?)
+        Ok(self.shared.unregister(py, self.range.address, self.registration)?)
     }
 
     /// Copies bytes out of memory that the engine allocated.

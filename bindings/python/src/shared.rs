@@ -31,13 +31,29 @@ pub(crate) enum Held {
     Nothing,
 }
 
+/// What is registered by objects of Python.
+#[derive(Default)]
+struct Registered {
+    /// The number of the last registration.
+    last: u64,
+    /// What keeps the memory there, by the address of its first byte, with the number of its registration.
+    held: HashMap<u64, (u64, Held)>,
+}
+
+impl Registered {
+    /// Takes out what this registration holds, if it is there: the memory may have been registered anew.
+    fn remove(&mut self, address: u64, registration: u64) -> Option<Held> {
+        self.held.get(&address).filter(|(number, _)| *number == registration)?;
+        self.held.remove(&address).map(|(_, held)| held)
+    }
+}
+
 /// An engine, until it is closed.
 pub(crate) struct Shared {
     /// Of the process that made it: asking for that one's number is a system call each time.
     forks: u32,
     engine: RwLock<Option<Arc<TransferEngine>>>,
-    /// By the address of its first byte.
-    held: Mutex<HashMap<u64, Held>>,
+    registered: Mutex<Registered>,
     unregistering: Mutex<()>,
     /// Held by who closes it: others who do wait until that is done.
     closing: Mutex<()>,
@@ -68,7 +84,7 @@ impl Shared {
         Self {
             forks: forks(),
             engine: RwLock::new(Some(Arc::new(engine))),
-            held: Mutex::default(),
+            registered: Mutex::default(),
             unregistering: Mutex::default(),
             closing: Mutex::default(),
             awaited: AtomicBool::new(false),
@@ -106,31 +122,40 @@ impl Shared {
         self.engine().is_err()
     }
 
-    fn held(&self) -> MutexGuard<'_, HashMap<u64, Held>> {
-        lock(&self.held)
-    }
-
-    /// Keeps what was registered there alive. Who calls this has the engine: what is held is let go of when it is closed.
-    pub(crate) fn hold(&self, address: u64, held: Held) {
-        let before = self.held().insert(address, held);
+    /// Keeps what was registered there alive; the number of the registration. Who calls this has the engine: what is held is
+    /// let go of when it is closed.
+    pub(crate) fn hold(&self, address: u64, held: Held) -> u64 {
+        let mut registered = lock(&self.registered);
+        registered.last += 1;
+        let registration = registered.last;
+        let before = registered.held.insert(address, (registration, held));
+        // Its end may run what wants the lock.
+        drop(registered);
         drop(before);
+        registration
     }
 
-    /// Unregisters the memory at this address, and lets go of it then.
-    pub(crate) fn unregister(&self, py: Python<'_>, address: u64) -> Result<(), Failure> {
+    /// Unregisters the memory that was registered at this address by this registration, and lets go of it then.
+    pub(crate) fn unregister(
+        &self,
+        py: Python<'_>,
+        address: u64,
+        registration: u64,
+    ) -> Result<(), Failure> {
         // Out of the table before its address is free: what another thread registers there next is held for itself.
         let (outcome, held) = self.detached(py, |engine| {
             // Whoever is told that the memory is unknown must not let go of what another thread still unregisters.
             let _alone = lock(&self.unregistering);
-            let mut held = self.held().remove(&address);
+            let Some(held) = lock(&self.registered).remove(address, registration) else {
+                return (Err(RegisterError::Unknown { address }), None);
+            };
             let outcome = engine.unregister_memory(pointer(address));
-            if let Err(RegisterError::InUse { .. }) = outcome
-                && let Some(held) = held.take()
-            {
+            if let Err(RegisterError::InUse { .. }) = outcome {
                 // Others may still write to it. It is there again before anybody else tries.
-                self.held().insert(address, held);
+                lock(&self.registered).held.insert(address, (registration, held));
+                return (outcome, None);
             }
-            (outcome, held)
+            (outcome, Some(held))
         })?;
         drop(held);
         outcome.map_err(Failure::from)
@@ -146,12 +171,12 @@ impl Shared {
     }
 
     /// Ends it, without the interpreter; what is to be let go of with it.
-    fn end(&self) -> HashMap<u64, Held> {
+    fn end(&self) -> HashMap<u64, (u64, Held)> {
         let _alone = lock(&self.closing);
         let engine = self.engine.write().unwrap_or_else(PoisonError::into_inner).take();
         let Some(engine) = engine else { return HashMap::new() };
         self.wait_for_calls(&engine);
-        let mut held = mem::take(&mut *self.held());
+        let mut held = mem::take(&mut lock(&self.registered).held);
         let unregistering = lock(&self.unregistering);
         let is_in_use = |address: &u64| {
             let outcome = engine.unregister_memory(pointer(*address));
@@ -218,7 +243,8 @@ impl Drop for Shared {
         if self.is_forked() {
             // Its threads are not here: nobody could wait for them.
             mem::forget(self.engine.get_mut().unwrap_or_else(PoisonError::into_inner).take());
-            mem::forget(mem::take(self.held.get_mut().unwrap_or_else(PoisonError::into_inner)));
+            let registered = self.registered.get_mut().unwrap_or_else(PoisonError::into_inner);
+            mem::forget(mem::take(registered));
             return;
         }
         Python::attach(|py| self.close(py));

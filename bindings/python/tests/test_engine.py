@@ -287,6 +287,21 @@ class Registering(Pair):
             region.unregister()
         self.assertEqual(raised.exception.code, -3)
 
+    def test_a_region_that_is_gone_unregisters_no_other_one(self):
+        memory = bytearray(4096)
+        first = self.here.register(memory)
+        first.unregister()
+        second = self.here.register(memory)
+        self.assertEqual(first.address, second.address)
+        with self.assertRaises(millstream.RegisterError) as raised:
+            first.unregister()
+        self.assertEqual(raised.exception.code, -3)
+        with self.assertRaises(BufferError):
+            memory.extend(b"more")
+        self.here.read(self.segment, second, self.target[0:4096]).wait(10)
+        second.unregister()
+        memory.extend(b"more")
+
     def test_it_can_be_resized_again_once_unregistered(self):
         memory = bytearray(100)
         self.here.register(memory).unregister()

@@ -43,7 +43,10 @@ class Region:
     def length(self) -> int:
         """Bytes."""
     def unregister(self) -> None:
-        """Waits until no transfer touches it any more, and lets go of what was registered."""
+        """Waits until no transfer touches it any more, and lets go of what was registered.
+
+        Raises :class:`RegisterError` if that was done before, though the same memory may be registered anew.
+        """
     def read(self, offset: int = 0, length: int | None = None) -> bytes:
         """Copies bytes out of memory that the engine allocated."""
     def write(self, offset: int, data: bytes) -> None:
