@@ -1,5 +1,6 @@
 """What is there beside the contract (contract.py): bad calls, forks, interrupts, and what is missing."""
 
+import contextlib
 import gc
 import mmap
 import os
@@ -17,6 +18,11 @@ import numpy as np
 import mooncake.engine as module
 from mooncake.engine import TransferEngine
 
+# What tests of both packages need.
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "python/tests"))
+
+import interpreter
+
 HOST = "127.0.0.1"
 LENGTH = 64 << 20
 
@@ -25,6 +31,22 @@ def engine():
     made = TransferEngine()
     assert made.initialize(HOST, "P2PHANDSHAKE", "tcp", "") == 0
     return made
+
+
+@contextlib.contextmanager
+def told():
+    """The lines that come to stderr, which are there once it has ended."""
+    lines = []
+    with tempfile.TemporaryFile() as file:
+        before = os.dup(2)
+        os.dup2(file.fileno(), 2)
+        try:
+            yield lines
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
+            file.seek(0)
+            lines += file.read().decode().splitlines()
 
 
 class BadCalls(unittest.TestCase):
@@ -295,6 +317,26 @@ class Visibility(unittest.TestCase):
         self.assertEqual(codes, {0})
 
 
+class Ending(unittest.TestCase):
+    """Another engine takes the place of one that has a call."""
+
+    def test_other_threads_run_while_it_ends(self):
+        server = interpreter.MetadataServer(self, "nobody")
+        made, codes = TransferEngine(), []
+        self.assertEqual(made.initialize(HOST, server.uri, "tcp", ""), 0)
+        self.assertTrue(server.values)
+        work = lambda: codes.append(made.transfer_sync_write("nobody", 1, 2, 3))
+        thread = threading.Thread(target=work)
+        thread.start()
+        self.assertTrue(server.asked.wait(20))
+        self.assertEqual(made.initialize(HOST, "P2PHANDSHAKE", "tcp", ""), 0)
+        server.release.set()
+        gap = interpreter.longest_gap(thread.is_alive)
+        thread.join()
+        self.assertLess(gap, 1)
+        self.assertEqual((codes, server.values), ([-1], {}))
+
+
 FORKS = """
 import os, signal, threading
 from mooncake.engine import TransferEngine
@@ -433,6 +475,96 @@ class Processes(unittest.TestCase):
         os.kill(self.peer.pid, signal.SIGCONT)
         self.assertEqual(self.engine.get_batch_transfer_status([number]), 0)
         self.assertEqual(self.engine.transfer_check_status(number), -1, "it is free")
+
+
+class Restarting(unittest.TestCase):
+    """A peer ends, and another one may take its place: its port, and its memory's address."""
+
+    ADDRESS, SIZE = 1 << 40, 4096
+
+    PEER = f"""
+import ctypes, mmap, sys
+from mooncake.engine import TransferEngine
+
+library = ctypes.CDLL(None)
+library.mmap.restype = ctypes.c_void_p
+library.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+FIXED_NOREPLACE = 0x100000
+flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | FIXED_NOREPLACE
+assert library.mmap({ADDRESS}, {SIZE}, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0) == {ADDRESS}
+made = TransferEngine()
+assert made.initialize({HOST!r}, "P2PHANDSHAKE", "tcp", "") == 0
+assert made.register_memory({ADDRESS}, {SIZE}) == 0
+print(made.get_rpc_port(), flush=True)
+sys.stdin.readline()
+print(made.read_bytes_from_buffer({ADDRESS}, 8).hex(), flush=True)
+"""
+
+    def setUp(self):
+        # What goes through shared memory is another matter.
+        os.environ["MC_FORCE_TCP"] = "1"
+        self.addCleanup(os.environ.pop, "MC_FORCE_TCP", None)
+        self.peer, self.port = self.start()
+        self.engine = engine()
+        self.memory = np.full(self.SIZE, 7, np.uint8)
+        self.assertEqual(self.engine.register_memory(self.memory.ctypes.data, self.SIZE), 0)
+        # It leaves a connection that rests.
+        self.assertEqual(self.write(), 0)
+
+    def start(self, **settings):
+        peer = subprocess.Popen(
+            [sys.executable, "-c", self.PEER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | settings,
+        )
+        self.addCleanup(self.end, peer)
+        return peer, peer.stdout.readline().strip()
+
+    def end(self, peer):
+        peer.kill()
+        peer.wait()
+        peer.stdin.close()
+        peer.stdout.close()
+
+    def write(self):
+        name = f"{HOST}:{self.port}"
+        return self.engine.transfer_sync_write(name, self.memory.ctypes.data, self.ADDRESS, self.SIZE)
+
+    def test_a_call_is_made_again_for_the_process_that_is_there_now(self):
+        for turn in range(3):
+            self.end(self.peer)
+            self.peer, port = self.start(MC_MIN_RPC_PORT=self.port, MC_MAX_RPC_PORT=self.port)
+            self.assertEqual(port, self.port)
+            self.memory[:] = turn
+            with told() as lines:
+                code = self.write()
+            self.assertEqual((code, lines), (0, []))
+            # That one leaves a connection, too.
+            self.assertEqual(self.write(), 0)
+        self.peer.stdin.write("\n")
+        self.peer.stdin.flush()
+        self.assertEqual(self.peer.stdout.readline().strip(), "02" * 8)
+
+    def test_why_a_call_fails_is_said(self):
+        self.end(self.peer)
+        for _ in range(3):
+            with told() as lines:
+                self.assertEqual(self.write(), -1)
+            self.assertRegex("\n".join(lines), rf"^millstream: -\d+: .*{self.port}")
+
+    def test_why_a_batch_fails_is_said_by_who_asks_for_it(self):
+        self.end(self.peer)
+        place = (f"{HOST}:{self.port}", self.memory.ctypes.data, self.ADDRESS, self.SIZE)
+        with told() as lines:
+            number = self.engine.transfer_submit_write(*place)
+            if number:
+                self.assertEqual(self.engine.get_batch_transfer_status([number]), -1)
+        self.assertRegex("\n".join(lines), rf"^millstream: -\d+: .*{self.port}")
+        with told() as lines:
+            self.assertEqual(self.engine.transfer_check_status(1 << 40), -1)
+        self.assertRegex("\n".join(lines), "^millstream: -1: there is no batch")
 
 
 class Leaking(unittest.TestCase):

@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use millstream_metadata::FileName;
 use millstream_transfer::{
-    InstallError, Notification, Opcode, RdmaConfig, Settings, Sources, TransferEngine,
+    InstallError, Notification, Opcode, RdmaConfig, RegisterError, Settings, Sources,
+    TransferEngine,
 };
 use millstream_verbs::Provider;
 use pyo3::prelude::*;
@@ -39,17 +40,17 @@ impl Engine {
         location: &str,
         remote: bool,
     ) -> PyResult<Region> {
-        let engine = self.shared.engine()?;
         let memory::Brought { address, length, held } = brought;
-        let register = || {
+        let register = |engine: &TransferEngine| -> Result<u64, RegisterError> {
             let pointer = std::ptr::with_exposed_provenance_mut(address as usize);
             // SAFETY: what is held keeps the memory where it is until it is unregistered, or the caller promised to;
             // and memory of Python is shared with whoever else has the object.
-            unsafe { engine.register_memory(pointer, length as usize, location, remote) }
+            unsafe { engine.register_memory(pointer, length as usize, location, remote)? };
+            Ok(self.shared.hold(address, held))
         };
-        py.detach(register).map_err(Failure::from)?;
-        self.shared.hold(address, held);
-        Ok(Region::new(Arc::clone(&self.shared), address, length, Owner::Brought))
+        let registration = self.shared.detached(py, register)?.map_err(Failure::from)?;
+        let shared = Arc::clone(&self.shared);
+        Ok(Region::new(shared, (address, length), registration, Owner::Brought))
     }
 
     fn one(
@@ -61,7 +62,7 @@ impl Engine {
         terms: Terms<'_>,
     ) -> PyResult<Transfer> {
         let request = transfer::request(opcode, segment.get(), local, remote, length)?;
-        transfer::submit(segment.py(), &self.shared, vec![request], terms)
+        transfer::submit(segment.py(), &self.shared, &mut vec![request], terms)
     }
 }
 
@@ -139,7 +140,7 @@ impl Engine {
         self.shared.is_closed()
     }
 
-    /// Ends it: what is under way fails, memory is unregistered and let go of.
+    /// Ends it, once no other call has it: what is under way fails, memory is unregistered and let go of.
     fn close(&self, py: Python<'_>) {
         self.shared.close(py);
     }
@@ -188,13 +189,16 @@ impl Engine {
         location: &str,
         remote: bool,
     ) -> PyResult<Region> {
-        let engine = self.shared.engine()?;
-        let buffer = py.detach(|| engine.allocate_buffer(length, location, remote));
-        let buffer = Arc::new(buffer.map_err(Failure::from)?);
-        let address = buffer.address();
-        self.shared.hold(address, Held::Own(Arc::clone(&buffer)));
+        let allocate = |engine: &TransferEngine| -> Result<_, RegisterError> {
+            let buffer = Arc::new(engine.allocate_buffer(length, location, remote)?);
+            let held = Held::Own(Arc::clone(&buffer));
+            Ok((self.shared.hold(buffer.address(), held), buffer))
+        };
+        let outcome = self.shared.detached(py, allocate)?;
+        let (registration, buffer) = outcome.map_err(Failure::from)?;
+        let range = (buffer.address(), length as u64);
         let owner = Owner::Engine(ManuallyDrop::new(buffer));
-        Ok(Region::new(Arc::clone(&self.shared), address, length as u64, owner))
+        Ok(Region::new(Arc::clone(&self.shared), range, registration, owner))
     }
 
     /// Offers a file or a block device as a segment of its own; the segment's name.
@@ -208,19 +212,18 @@ impl Engine {
         writable: bool,
         local_path_map: Option<BTreeMap<String, PathBuf>>,
     ) -> PyResult<String> {
-        let engine = self.shared.engine()?;
         let options = files::options(name, length, writable, local_path_map.unwrap_or_default())?;
-        let offer = || {
-            self.nvmeof.install(&engine)?;
+        let offer = |engine: &TransferEngine| {
+            self.nvmeof.install(engine)?;
             engine.register_file(&path, options).map_err(Failure::from)
         };
-        Ok(py.detach(offer)?)
+        Ok(self.shared.detached(py, offer)??)
     }
 
     /// Takes a file back.
     fn unregister_file(&self, py: Python<'_>, name: &str) -> PyResult<()> {
-        let engine = self.shared.engine()?;
-        Ok(py.detach(|| engine.unregister_file(name)).map_err(Failure::from)?)
+        let outcome = self.shared.detached(py, |engine| engine.unregister_file(name))?;
+        Ok(outcome.map_err(Failure::from)?)
     }
 
     /// The names of the segments that are its files.
@@ -231,14 +234,14 @@ impl Engine {
 
     /// Opens the segment of this name.
     fn open(&self, py: Python<'_>, name: &str) -> PyResult<Segment> {
-        let engine = self.shared.engine()?;
-        let open = || {
+        let open = |engine: &TransferEngine| {
             if name.starts_with(FileName::PREFIX) {
-                self.nvmeof.install(&engine)?;
+                self.nvmeof.install(engine)?;
             }
             engine.open_segment(name).map_err(Failure::from)
         };
-        Ok(Segment::new(Arc::clone(&self.shared), py.detach(open)?))
+        let opened = self.shared.detached(py, open)??;
+        Ok(Segment::new(Arc::clone(&self.shared), opened))
     }
 
     /// Begins a WRITE: bytes from here to the segment.
@@ -302,9 +305,9 @@ impl Engine {
         name: String,
         text: String,
     ) -> PyResult<()> {
-        let engine = self.shared.engine()?;
         let (id, message) = (segment.get().opened.id(), Notification { name, text });
-        Ok(py.detach(|| engine.notify(id, &message)).map_err(Failure::from)?)
+        let outcome = self.shared.detached(py, |engine| engine.notify(id, &message))?;
+        Ok(outcome.map_err(Failure::from)?)
     }
 
     /// The messages that have come, as `(name, text)`.
@@ -315,8 +318,8 @@ impl Engine {
 
     /// Asks whether the process of a segment is there; how many seconds the answer took.
     fn probe(&self, py: Python<'_>, name: &str) -> PyResult<f64> {
-        let engine = self.shared.engine()?;
-        Ok(py.detach(|| engine.probe(name)).map_err(Failure::from)?.as_secs_f64())
+        let took = self.shared.detached(py, |engine| engine.probe(name))?;
+        Ok(took.map_err(Failure::from)?.as_secs_f64())
     }
 
     fn __repr__(&self) -> String {

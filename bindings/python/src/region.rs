@@ -46,25 +46,28 @@ impl Range {
         Ok(Self { address, length })
     }
 
-    /// What an argument means: a range, a region, or an address with a length that is given beside it.
-    pub(crate) fn of(object: &Bound<'_, PyAny>, length: Option<u64>) -> PyResult<Self> {
+    /// What an argument means: its first byte, and how many bytes. A range and a region have as many as they have, which may
+    /// be none; an address alone has those that are given beside it, and `None` without.
+    pub(crate) fn of(
+        object: &Bound<'_, PyAny>,
+        length: Option<u64>,
+    ) -> PyResult<(u64, Option<u64>)> {
         let whole = if let Ok(range) = object.cast::<Self>() {
             *range.get()
         } else if let Ok(region) = object.cast::<Region>() {
             region.get().range()
         } else {
-            let address = object.extract().map_err(|_| {
+            let address: u64 = object.extract().map_err(|_| {
                 PyTypeError::new_err("memory is a Region, a Range, or an address as an int")
             })?;
-            return Ok(Self { address, length: length.unwrap_or(0) });
+            return Ok((address, length));
         };
         match length {
             Some(length) if length > whole.length => {
                 let message = format!("{length} bytes of memory that has {}", whole.length);
                 Err(Failure::argument(message).range(whole.address, whole.length).into())
             }
-            Some(length) => Ok(Self { length, ..whole }),
-            None => Ok(whole),
+            _ => Ok((whole.address, Some(length.unwrap_or(whole.length)))),
         }
     }
 }
@@ -109,12 +112,19 @@ pub(crate) enum Owner {
 pub(crate) struct Region {
     shared: Arc<Shared>,
     range: Range,
+    /// The number of its registration.
+    registration: u64,
     owner: Owner,
 }
 
 impl Region {
-    pub(crate) fn new(shared: Arc<Shared>, address: u64, length: u64, owner: Owner) -> Self {
-        Self { shared, range: Range { address, length }, owner }
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        (address, length): (u64, u64),
+        registration: u64,
+        owner: Owner,
+    ) -> Self {
+        Self { shared, range: Range { address, length }, registration, owner }
     }
 
     pub(crate) fn range(&self) -> Range {
@@ -149,7 +159,7 @@ impl Region {
 
     /// Unregisters it: waits until no transfer touches it any more, and lets go of what was registered.
     fn unregister(&self, py: Python<'_>) -> PyResult<()> {
-        Ok(self.shared.unregister(py, self.range.address)?)
+        Ok(self.shared.unregister(py, self.range.address, self.registration)?)
     }
 
     /// Copies bytes out of memory that the engine allocated.

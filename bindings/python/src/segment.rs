@@ -54,23 +54,23 @@ impl Segment {
     /// Which transports lead there, as `(name, whether it is chosen, why it is not or None)`, in the order in which
     /// they are tried.
     fn paths(&self) -> PyResult<Vec<(&'static str, bool, Option<String>)>> {
-        let engine = self.shared.engine()?;
-        let reports = engine.paths(self.opened.id()).map_err(Failure::from)?;
+        let reports = self.shared.engine()?.paths(self.opened.id());
+        let reports = reports.map_err(Failure::from)?;
         Ok(reports.into_iter().map(|it| (it.transport, it.chosen, it.reason)).collect())
     }
 
     /// Asks its process again what it has.
     fn refresh(&self, py: Python<'_>) -> PyResult<()> {
-        let engine = self.shared.engine()?;
         let id = self.opened.id();
-        Ok(py.detach(|| engine.refresh_segment(id)).map_err(Failure::from)?)
+        let outcome = self.shared.detached(py, |engine| engine.refresh_segment(id))?;
+        Ok(outcome.map_err(Failure::from)?)
     }
 
     /// Closes it. Transfers under way go on.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        let engine = self.shared.engine()?;
         let id = self.opened.id();
-        Ok(py.detach(|| engine.close_segment(id)).map_err(Failure::from)?)
+        let outcome = self.shared.detached(py, |engine| engine.close_segment(id))?;
+        Ok(outcome.map_err(Failure::from)?)
     }
 
     fn __repr__(&self) -> String {

@@ -6,8 +6,8 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use millstream_transfer::{
-    Batch as Submitted, Notification, Opcode, PriorityLevel, SubmitOptions, TransferRequest,
-    TransferState, TransferStatus,
+    Batch as Submitted, Notification, Opcode, PriorityLevel, SubmitOptions, TransferEngine,
+    TransferRequest, TransferState, TransferStatus,
 };
 use pyo3::prelude::*;
 
@@ -47,6 +47,13 @@ impl Batch {
 
     fn requests(&self) -> MutexGuard<'_, Vec<TransferRequest>> {
         self.requests.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What was refused is there again, in front of what was added since.
+    fn put_back(&self, mut refused: Vec<TransferRequest>) {
+        let mut requests = self.requests();
+        refused.append(&mut requests);
+        *requests = refused;
     }
 
     /// Adds a request for each of these, or none.
@@ -132,7 +139,7 @@ impl Batch {
         self.add_many(Opcode::Read, segment.get(), destinations, sources, lengths)
     }
 
-    /// Begins to do what was added, all or nothing, and is empty then.
+    /// Begins to do what was added, all or nothing, and is empty then. What is refused stays.
     #[pyo3(signature = (
         notify = None, timeout = None, *, priority = None, transport = None, policy = None, intent = None,
         durable = false
@@ -149,9 +156,10 @@ impl Batch {
         intent: Option<String>,
         durable: bool,
     ) -> PyResult<Transfer> {
-        let requests = std::mem::take(&mut *self.requests());
+        let mut requests = std::mem::take(&mut *self.requests());
         let terms = Terms { notify, timeout, priority, transport, policy, intent, durable };
-        submit(py, &self.shared, requests, terms)
+        let submitted = submit(py, &self.shared, &mut requests, terms);
+        submitted.inspect_err(|_| self.put_back(requests))
     }
 
     fn __len__(&self) -> usize {
@@ -159,7 +167,7 @@ impl Batch {
     }
 }
 
-/// A request between these two ranges, of which one may be an address alone.
+/// A request between these two ranges. One may be an address alone, and both with a length beside them.
 pub(crate) fn request(
     opcode: Opcode,
     segment: &Segment,
@@ -167,20 +175,22 @@ pub(crate) fn request(
     remote: &Bound<'_, PyAny>,
     length: Option<u64>,
 ) -> PyResult<TransferRequest> {
-    let (local, remote) = (Range::of(local, length)?, Range::of(remote, length)?);
-    let length = match (length, local.length, remote.length) {
-        (Some(length), ..) => length,
-        (None, local, 0) => local,
-        (None, 0, remote) => remote,
-        (None, local, remote) if local == remote => local,
-        (None, here, there) => {
+    let (source, here) = Range::of(local, length)?;
+    let (target_offset, there) = Range::of(remote, length)?;
+    let length = match (here, there) {
+        (Some(here), Some(there)) if here == there => here,
+        (Some(here), Some(there)) => {
             let message =
                 format!("{here} bytes here and {there} there: say how many by length=...");
-            return Err(Failure::argument(message).range(remote.address, there).into());
+            return Err(Failure::argument(message).range(target_offset, there).into());
+        }
+        (Some(length), None) | (None, Some(length)) => length,
+        (None, None) => {
+            let message = "two addresses do not say how many bytes: say it by length=...";
+            return Err(Failure::argument(message).into());
         }
     };
-    let (source, target) = (local.address, segment.opened.id());
-    Ok(TransferRequest { opcode, source, target, target_offset: remote.address, length })
+    Ok(TransferRequest { opcode, source, target: segment.opened.id(), target_offset, length })
 }
 
 /// How requests are to be done, as Python says it.
@@ -212,15 +222,18 @@ impl Terms<'_> {
     }
 }
 
+/// Begins to do these requests, and takes them. What is refused is left there.
 pub(crate) fn submit(
     py: Python<'_>,
     shared: &Arc<Shared>,
-    requests: Vec<TransferRequest>,
+    requests: &mut Vec<TransferRequest>,
     terms: Terms<'_>,
 ) -> PyResult<Transfer> {
-    let engine = shared.engine()?;
     let options = terms.options()?;
-    let submitted = py.detach(|| engine.submit_new(&requests, &options)).map_err(Failure::from)?;
+    let all = requests.as_slice();
+    let submitted = shared.detached(py, |engine| engine.submit_new(all, &options))?;
+    let submitted = submitted.map_err(Failure::from)?;
+    let requests = std::mem::take(requests);
     Ok(Transfer { shared: Arc::clone(shared), requests, submitted })
 }
 
@@ -247,8 +260,8 @@ impl Transfer {
         loop {
             let left = timeout.saturating_sub(begun.elapsed());
             // For so long at most, since closing the engine ends what is under way.
-            let engine = self.shared.engine()?;
-            let over = py.detach(move || engine.wait(&self.submitted, left.min(GLANCE)));
+            let wait = |engine: &TransferEngine| engine.wait(&self.submitted, left.min(GLANCE));
+            let over = self.shared.detached(py, wait)?;
             if over || left.is_zero() {
                 return Ok(over);
             }
@@ -261,7 +274,9 @@ impl Transfer {
         let engine = self.shared.engine()?;
         let all = engine.batch_status(&self.submitted);
         let Some(index) = all.first_incomplete else { return Ok(all.transferred_bytes) };
-        let status = engine.status(&self.submitted, index).map_err(Failure::from)?;
+        let status = engine.status(&self.submitted, index);
+        drop(engine);
+        let status = status.map_err(Failure::from)?;
         let failure = match (status.state, status.error) {
             (_, Some(error)) => Failure::from(error),
             (TransferState::Timeout, None) => {
@@ -304,14 +319,14 @@ impl Transfer {
 
     /// Ends what is not over; whether there was something.
     fn cancel(&self, py: Python<'_>) -> PyResult<bool> {
-        let engine = self.shared.engine()?;
-        py.detach(|| {
+        let cancel = |engine: &TransferEngine| -> Result<bool, Failure> {
             let mut any = false;
             for index in 0..self.submitted.len() {
-                any |= engine.cancel(&self.submitted, index).map_err(Failure::from)?;
+                any |= engine.cancel(&self.submitted, index)?;
             }
             Ok(any)
-        })
+        };
+        Ok(self.shared.detached(py, cancel)??)
     }
 
     /// Of each request: its state, at least how many bytes arrived, its transport, whether what its target holds is

@@ -5,6 +5,7 @@ import gc
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ import unittest
 
 import numpy as np
 
+import interpreter
 import millstream
 
 LENGTH = 1 << 20
@@ -139,6 +141,46 @@ class Moving(Pair):
                     add()
                 self.assertEqual(len(batch), 0)
 
+    def test_an_empty_range_is_no_address_alone(self):
+        before = self.local.copy()
+        self.remote[:] = 7
+        batch = self.here.batch()
+        wrong = [(self.region[part], self.target) for part in (slice(0, 0), slice(5, 2))]
+        wrong += [(self.region, self.target[part]) for part in (slice(0, 0), slice(5, 2))]
+        for call in self.here.read, self.here.write, batch.read, batch.write:
+            for here, there in wrong:
+                with self.subTest(call), self.assertRaises(millstream.ArgumentError):
+                    call(self.segment, here, there)
+            with self.assertRaisesRegex(millstream.ArgumentError, "length="):
+                call(self.segment, self.region.address, self.target.address)
+        self.assertEqual(len(batch), 0)
+        for there in self.target[0:0], self.target.address:
+            with self.assertRaises(millstream.SubmitError) as raised:
+                self.here.read(self.segment, self.region[0:0], there)
+            self.assertEqual(raised.exception.kind, "zero_length")
+        np.testing.assert_array_equal(self.local, before)
+        self.assertTrue((self.remote == 7).all())
+        self.here.read(self.segment, self.region.address, self.target.address, 1).wait(10)
+        self.assertEqual(self.local[:2].tolist(), [7, before[1]])
+
+    def test_what_is_refused_can_be_submitted_again(self):
+        batch, part = self.here.batch(), LENGTH // 4
+        for start in range(0, LENGTH, part):
+            batch.write(self.segment, self.region[start : start + part], self.target.address + start)
+        for values, error in [
+            ({"policy": "none"}, millstream.SubmitError),
+            ({"transport": "pigeon"}, millstream.SubmitError),
+            ({"timeout": -1}, millstream.ArgumentError),
+            ({"priority": "high"}, millstream.ArgumentError),
+        ]:
+            with self.subTest(values):
+                with self.assertRaises(error):
+                    batch.submit(**values)
+                self.assertEqual(len(batch), 4)
+        self.assertEqual(batch.submit().wait(10), LENGTH)
+        self.assertEqual(len(batch), 0)
+        np.testing.assert_array_equal(self.remote, self.local)
+
     def test_all_kinds_of_memory(self):
         array = np.zeros(64, np.float32)
         objects = [bytearray(256), memoryview(bytearray(256)), array, Tensor(np.zeros(64, np.float32))]
@@ -244,6 +286,21 @@ class Registering(Pair):
         with self.assertRaises(millstream.RegisterError) as raised:
             region.unregister()
         self.assertEqual(raised.exception.code, -3)
+
+    def test_a_region_that_is_gone_unregisters_no_other_one(self):
+        memory = bytearray(4096)
+        first = self.here.register(memory)
+        first.unregister()
+        second = self.here.register(memory)
+        self.assertEqual(first.address, second.address)
+        with self.assertRaises(millstream.RegisterError) as raised:
+            first.unregister()
+        self.assertEqual(raised.exception.code, -3)
+        with self.assertRaises(BufferError):
+            memory.extend(b"more")
+        self.here.read(self.segment, second, self.target[0:4096]).wait(10)
+        second.unregister()
+        memory.extend(b"more")
 
     def test_it_can_be_resized_again_once_unregistered(self):
         memory = bytearray(100)
@@ -552,6 +609,80 @@ class Waiting(unittest.TestCase):
         self.engine.close()
         thread.join(20)
         self.assertEqual(len(raised), 1)
+
+
+class Closing(unittest.TestCase):
+    """An engine is closed while another thread is in a call on it."""
+
+    def close_amid_a_call(self, engine, name, asked, release=lambda: None):
+        address, answers, failures = engine.address, [], []
+
+        def ask():
+            try:
+                engine.open(name)
+            except millstream.SegmentError as error:
+                failures.append(error)
+
+        def close():
+            engine.close()
+            with socket.socket() as connection:
+                answers.append(connection.connect_ex(address) == 0)
+
+        asking, closing = threading.Thread(target=ask), threading.Thread(target=close)
+        asking.start()
+        asked()
+        closing.start()
+        timer = threading.Timer(0.3, release)
+        timer.start()
+        gap = interpreter.longest_gap(lambda: asking.is_alive() or closing.is_alive())
+        for thread in asking, closing, timer:
+            thread.join()
+        self.assertLess(gap, 1)
+        self.assertEqual(answers, [False], "it has ended when close returns")
+        self.assertEqual(len(failures), 1)
+        with self.assertRaises(millstream.ClosedError):
+            engine.open(name)
+
+    def test_it_has_ended_when_close_returns(self):
+        silent = socket.create_server(("127.0.0.1", 0))
+        self.addCleanup(silent.close)
+        silent.settimeout(20)
+        engine = millstream.Engine(transports=["tcp"], settings={"handshake.call_timeout": "2s"})
+        self.addCleanup(engine.close)
+        engine.register(bytearray(4096))
+        asked = lambda: self.addCleanup(silent.accept()[0].close)
+        self.close_amid_a_call(engine, f"127.0.0.1:{silent.getsockname()[1]}", asked)
+
+    def test_other_threads_run_while_it_ends(self):
+        server = interpreter.MetadataServer(self, "nobody")
+        engine = millstream.Engine(transports=["tcp"], metadata=server.uri, name="here")
+        self.addCleanup(engine.close)
+        self.assertTrue(server.values)
+        asked = lambda: self.assertTrue(server.asked.wait(20))
+        self.close_amid_a_call(engine, "nobody", asked, server.release.set)
+        self.assertEqual(server.values, {})
+
+    def test_who_closes_it_as_well_waits_until_it_has_ended(self):
+        server = interpreter.MetadataServer(self, "nobody")
+        engine = millstream.Engine(transports=["tcp"], metadata=server.uri, name="here")
+        self.addCleanup(engine.close)
+
+        def ask():
+            with self.assertRaises(millstream.SegmentError):
+                engine.open("nobody")
+
+        threads = [threading.Thread(target=work) for work in (ask, engine.close)]
+        threads[0].start()
+        self.assertTrue(server.asked.wait(20))
+        threads[1].start()
+        while not engine.closed:
+            time.sleep(0.001)
+        timer = threading.Timer(0.3, server.release.set)
+        timer.start()
+        engine.close()
+        self.assertEqual(server.values, {})
+        for thread in [*threads, timer]:
+            thread.join()
 
 
 async def awaited(transfer):

@@ -43,7 +43,10 @@ class Region:
     def length(self) -> int:
         """Bytes."""
     def unregister(self) -> None:
-        """Waits until no transfer touches it any more, and lets go of what was registered."""
+        """Waits until no transfer touches it any more, and lets go of what was registered.
+
+        Raises :class:`RegisterError` if that was done before, though the same memory may be registered anew.
+        """
     def read(self, offset: int = 0, length: int | None = None) -> bytes:
         """Copies bytes out of memory that the engine allocated."""
     def write(self, offset: int, data: bytes) -> None:
@@ -136,7 +139,10 @@ class Batch:
         target: Range | int,
         length: int | None = None,
     ) -> None:
-        """Adds a WRITE: bytes from here to the segment."""
+        """Adds a WRITE: bytes from here to the segment.
+
+        ``length`` says how many, where both are addresses alone, or ranges that are not as long as each other.
+        """
     def read(
         self,
         segment: Segment,
@@ -144,7 +150,7 @@ class Batch:
         source: Range | int,
         length: int | None = None,
     ) -> None:
-        """Adds a READ: bytes from the segment to here."""
+        """Adds a READ: bytes from the segment to here, as many as :meth:`write` says."""
     def write_many(
         self,
         segment: Segment,
@@ -175,7 +181,7 @@ class Batch:
         intent: str | None = None,
         durable: bool = False,
     ) -> Transfer:
-        """Begins to do what was added, all or nothing, and is empty then.
+        """Begins to do what was added, all or nothing, and is empty then. What is refused stays, and can be submitted again.
 
         ``notify`` is a name and a text that the peers' applications are told once all is done. What is not done
         after ``timeout`` seconds ends. ``priority`` counts where the policy TENT chooses, only ``transport`` does it
@@ -223,7 +229,11 @@ class Engine:
     def closed(self) -> bool:
         """Whether it was closed."""
     def close(self) -> None:
-        """Ends it: what is under way fails, memory and files are unregistered and let go of."""
+        """Ends it: what is under way fails, memory and files are unregistered and let go of.
+
+        When it returns, nobody answers peers any more. Calls of other threads end before, for which it waits 10 seconds at
+        the most: what still takes longer has the engine until it ends.
+        """
     def __enter__(self) -> Engine: ...
     def __exit__(
         self,
@@ -282,7 +292,7 @@ class Engine:
         intent: str | None = None,
         durable: bool = False,
     ) -> Transfer:
-        """Begins a WRITE: bytes from here to the segment, on terms as those of :meth:`Batch.submit`."""
+        """Begins a WRITE: bytes from here to the segment, as many as :meth:`Batch.write` says, on terms as those of :meth:`Batch.submit`."""
     def read(
         self,
         segment: Segment,
@@ -297,7 +307,7 @@ class Engine:
         policy: str | None = None,
         intent: str | None = None,
     ) -> Transfer:
-        """Begins a READ: bytes from the segment to here, on terms as those of :meth:`Batch.submit`."""
+        """Begins a READ: bytes from the segment to here, as many as :meth:`Batch.write` says, on terms as those of :meth:`Batch.submit`."""
     def batch(self) -> Batch:
         """Requests that are to be submitted together."""
     def notify(self, segment: Segment, name: str, text: str) -> None:

@@ -1,7 +1,7 @@
 //! The class `TransferEngine` of `mooncake.engine`.
 
 use std::path::Path;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{PoisonError, RwLock};
 
 use millstream_topology::{DeviceFilter, Topology};
 use millstream_transfer::{Notification, Opcode};
@@ -13,7 +13,6 @@ use super::arguments::{Number, Numbers, TransferNotify, TransferOpcode};
 use super::bounce;
 use super::start::Wanted;
 use super::started::{FAILED, Handle, Moves, Started, complain};
-use crate::mooncake::jobs::End;
 
 /// Moves bytes between registered memory here and at peers. Calls return 0, or a negative code.
 #[pyclass(frozen, subclass, module = "mooncake.engine", name = "TransferEngine")]
@@ -21,9 +20,9 @@ pub(crate) struct MooncakeEngine(RwLock<Option<Handle>>);
 
 impl MooncakeEngine {
     /// The engine, unless it was not initialized, or this is a fork.
-    fn started(&self) -> Option<Arc<Started>> {
+    fn started(&self) -> Option<Handle> {
         let handle = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        handle.as_ref().and_then(Handle::started)
+        handle.as_ref().and_then(Handle::another)
     }
 
     /// What a call returns, or its failure where there is no engine.
@@ -37,7 +36,7 @@ impl MooncakeEngine {
             complain(FAILED, "initialize was not called, or failed, or was called before a fork");
             return otherwise;
         };
-        // The last who has it ends the engine.
+        // Let go of in there, too: the last who has it ends it.
         py.detach(move || run(&started))
     }
 
@@ -51,10 +50,7 @@ impl MooncakeEngine {
             return Ok(complain(FAILED, "initialize was not called, or failed"));
         };
         let notify = notify.map(|TransferNotify { name, msg }| Notification { name, text: msg });
-        match py.detach(|| started.submit(moves, notify)) {
-            Some(job) if started.wait(py, &job)? == End::Completed => Ok(0),
-            _ => Ok(FAILED),
-        }
+        started.sync(py, moves, notify.as_ref())
     }
 
     /// The number of a batch, or 0.
@@ -406,7 +402,8 @@ impl MooncakeEngine {
     fn get_batch_transfer_status(&self, py: Python<'_>, batch_ids: Numbers) -> PyResult<i32> {
         match self.started() {
             Some(started) => started.wait_for(py, &batch_ids.0),
-            None => Ok(if batch_ids.0.is_empty() { 0 } else { FAILED }),
+            None if batch_ids.0.is_empty() => Ok(0),
+            None => Ok(complain(FAILED, "initialize was not called, or failed")),
         }
     }
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use millstream_transfer::{Batch, TransferEngine, TransferState};
+use millstream_transfer::{Batch, Segment, TransferEngine, TransferState, TransferStatus};
 
 use super::bounce::Bounce;
 
@@ -14,18 +14,22 @@ pub(crate) enum Job {
         batch: Batch,
         bounce: Option<Bounce>,
         bytes: u64,
+        /// Where they go, and which start of its process that was.
+        segment: Segment,
+        incarnation: Option<u64>,
     },
     /// There was nothing to do.
     Nothing,
-    /// They were refused, which is told as if they had failed.
+    /// They were refused, which is told as if they had failed. It was said why.
     Refused,
 }
 
 /// How a job has ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) enum End {
     Completed,
-    Failed,
+    /// Why, unless that was said before.
+    Failed(Option<String>),
     Timeout,
 }
 
@@ -41,25 +45,29 @@ impl Job {
     /// in its place, is touched until then. What READs have brought is where the caller wants it before anybody is told.
     pub(crate) fn end(&self, engine: &TransferEngine) -> Option<End> {
         let Self::Submitted { batch, bounce, .. } = self else {
-            return Some(if matches!(self, Self::Nothing) { End::Completed } else { End::Failed });
+            let is_done = matches!(self, Self::Nothing);
+            return Some(if is_done { End::Completed } else { End::Failed(None) });
         };
-        let mut end = Some(End::Completed);
-        let mut worst = None;
-        for status in engine.statuses(batch) {
-            match status.state {
-                TransferState::Completed => {}
-                TransferState::Timeout => worst = worst.or(Some(End::Timeout)),
-                state if state.is_final() => worst = Some(End::Failed),
-                _ => end = None,
-            }
+        let statuses = engine.statuses(batch);
+        if statuses.iter().any(|status| !status.state.is_final()) {
+            return None;
         }
-        if end.is_none() || worst.is_some() {
-            return end.and(worst);
+        let has_failed = |status: &&TransferStatus| {
+            !matches!(status.state, TransferState::Completed | TransferState::Timeout)
+        };
+        let mut failed = statuses.iter().filter(has_failed).peekable();
+        if failed.peek().is_some() {
+            let error = failed.find_map(|status| status.error.as_ref());
+            let why = error.map_or("a transfer was canceled".to_owned(), ToString::to_string);
+            return Some(End::Failed(Some(why)));
         }
-        match bounce.as_ref().map_or(Ok(()), Bounce::finish) {
-            Ok(()) => end,
-            Err(_) => Some(End::Failed),
+        if statuses.iter().any(|status| status.state == TransferState::Timeout) {
+            return Some(End::Timeout);
         }
+        Some(match bounce.as_ref().map_or(Ok(()), Bounce::finish) {
+            Ok(()) => End::Completed,
+            Err(fault) => End::Failed(Some(fault.to_string())),
+        })
     }
 }
 

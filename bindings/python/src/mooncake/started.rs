@@ -2,20 +2,22 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::Write;
+use std::ops::Deref;
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use millstream_net::forks;
 use millstream_transfer::{
-    ANY_LOCATION, Buffer, Notification, Opcode, RegisterError, Segment, SegmentError, SubmitError,
-    SubmitNewError, SubmitOptions, TransferEngine, TransferRequest,
+    ANY_LOCATION, Buffer, Notification, Opcode, RegisterError, Segment, SegmentError, SegmentId,
+    SubmitError, SubmitNewError, SubmitOptions, TransferEngine, TransferRequest,
 };
 use pyo3::prelude::*;
 
 use super::bounce::Bounce;
 use super::jobs::{End, Job, Jobs};
 use super::start::{self, DEFAULT_PORT, Failed, Wanted};
+use crate::shared::drop_detached;
 
 /// Codes of the module.
 pub(super) const FAILED: i32 = -1;
@@ -146,24 +148,73 @@ impl Started {
         Ok(segment)
     }
 
-    /// The next one to use a segment asks for it anew.
-    fn forget(&self, name: &str) {
-        let segment = self.segments.write().unwrap_or_else(PoisonError::into_inner).remove(name);
-        if let Some(segment) = segment {
-            let _ = self.engine.close_segment(segment.id());
+    /// The next one to use a segment asks for it anew. What another thread has opened there since stays.
+    fn forget(&self, name: &str, segment: SegmentId) {
+        let mut segments = self.segments.write().unwrap_or_else(PoisonError::into_inner);
+        if segments.get(name).is_some_and(|there| there.id() == segment) {
+            segments.remove(name);
         }
+        drop(segments);
+        // Another thread may have closed it.
+        let _ = self.engine.close_segment(segment);
+    }
+
+    /// Submits what has bytes, and waits for it; the code. Once more if another process has taken the target's place.
+    pub(super) fn sync(
+        &self,
+        py: Python<'_>,
+        moves: &Moves<'_>,
+        notify: Option<&Notification>,
+    ) -> PyResult<i32> {
+        let attempt = || -> PyResult<Option<(Job, End)>> {
+            let Some(job) = py.detach(|| self.submit(moves, notify)) else { return Ok(None) };
+            let end = self.wait(py, &job)?;
+            Ok(Some((job, end)))
+        };
+        let mut ended = attempt()?;
+        if let Some((job, end)) = &ended
+            && py.detach(|| self.was_restarted(moves.target, job, end))
+        {
+            ended = attempt()?;
+        }
+        Ok(ended.map_or(FAILED, |(_, end)| tell(&end)))
+    }
+
+    /// Whether a job has moved nothing and failed, and another process has taken its target's place since it was submitted.
+    /// The next one to use that asks for it anew then.
+    fn was_restarted(&self, target: &str, job: &Job, end: &End) -> bool {
+        let Job::Submitted { batch, segment, incarnation: Some(before), .. } = job else {
+            return false;
+        };
+        let has_failed = matches!(end, End::Failed(_));
+        if !has_failed || self.engine.batch_status(batch).transferred_bytes > 0 {
+            return false;
+        }
+        let now = match self.engine.refresh_segment(segment.id()) {
+            Ok(()) => Ok(segment.incarnation()),
+            // Another thread knows already, and has closed it.
+            Err(SegmentError::Unknown(_)) => {
+                self.segment(target).map(|segment| segment.incarnation())
+            }
+            Err(error) => Err(error),
+        };
+        let is_another = now.is_ok_and(|now| now != Some(*before));
+        if is_another {
+            self.forget(target, segment.id());
+        }
+        is_another
     }
 
     /// Submits what has bytes. `None` when the target cannot be had, or the lists make no sense.
-    pub(super) fn submit(&self, moves: &Moves<'_>, notify: Option<Notification>) -> Option<Job> {
+    pub(super) fn submit(&self, moves: &Moves<'_>, notify: Option<&Notification>) -> Option<Job> {
         let Moves { target, opcode, here, there, lengths } = *moves;
         if here.len() != there.len() || here.len() != lengths.len() {
             complain(FAILED, "as many addresses as lengths are needed");
             return None;
         }
-        let options = SubmitOptions { notify, ..SubmitOptions::default() };
+        let options = SubmitOptions { notify: notify.cloned(), ..SubmitOptions::default() };
         // Once more if another process answers there now: the addresses may be that one's.
-        for _ in 0..2 {
+        for is_last in [false, true] {
             let segment = match self.segment(target) {
                 Ok(segment) => segment,
                 Err(error) => {
@@ -188,17 +239,24 @@ impl Started {
                 }
                 return Some(Job::Nothing);
             }
-            match self.submit_requests(requests, &options) {
+            let error = match self.submit_requests(&segment, requests, &options) {
                 Ok(job) => return Some(job),
-                Err(SubmitNewError::Submit(
+                Err(error) => error,
+            };
+            let may_be_another = matches!(
+                error,
+                SubmitNewError::Submit(
                     SubmitError::Restarted { .. }
-                    | SubmitError::UnknownSegment { .. }
-                    | SubmitError::Refresh(_),
-                )) => self.forget(target),
-                Err(error) => {
-                    complain(error.code(), &error);
-                    return Some(Job::Refused);
-                }
+                        | SubmitError::UnknownSegment { .. }
+                        | SubmitError::Refresh(_)
+                )
+            );
+            if may_be_another {
+                self.forget(target, segment.id());
+            }
+            if is_last || !may_be_another {
+                complain(error.code(), &error);
+                break;
             }
         }
         Some(Job::Refused)
@@ -206,9 +264,12 @@ impl Started {
 
     fn submit_requests(
         &self,
+        segment: &Segment,
         mut requests: Vec<TransferRequest>,
         options: &SubmitOptions,
     ) -> Result<Job, SubmitNewError> {
+        // Asked before: once they fail, the segment may be another process's.
+        let incarnation = segment.incarnation();
         // What is more than there is cannot be right.
         let sum = |all: u64, request: &TransferRequest| all.checked_add(request.length);
         let Some(bytes) = requests.iter().try_fold(0, sum) else {
@@ -216,7 +277,10 @@ impl Started {
             return Ok(Job::Refused);
         };
         match self.engine.submit_new(&requests, options) {
-            Ok(batch) => return Ok(Job::Submitted { batch, bounce: None, bytes }),
+            Ok(batch) => {
+                let segment = segment.clone();
+                return Ok(Job::Submitted { batch, bounce: None, bytes, segment, incarnation });
+            }
             Err(SubmitNewError::Submit(SubmitError::SourceNotRegistered { .. })) => {}
             Err(error) => return Err(error),
         }
@@ -236,7 +300,8 @@ impl Started {
         match Bounce::new(buffer, &mut requests, &bounced) {
             Ok(bounce) => {
                 let batch = self.engine.submit_new(&requests, options)?;
-                Ok(Job::Submitted { batch, bounce: Some(bounce), bytes })
+                let (bounce, segment) = (Some(bounce), segment.clone());
+                Ok(Job::Submitted { batch, bounce, bytes, segment, incarnation })
             }
             Err(fault) => {
                 complain(NOT_REGISTERED, &fault);
@@ -248,14 +313,14 @@ impl Started {
     /// Waits for a job; how it ended. What is not over in time is canceled, and so it is when a signal's handler raises.
     pub(super) fn wait(&self, py: Python<'_>, job: &Job) -> PyResult<End> {
         let Job::Submitted { batch, .. } = job else {
-            return Ok(job.end(&self.engine).unwrap_or(End::Failed));
+            return Ok(job.end(&self.engine).unwrap_or(End::Failed(None)));
         };
         let limit = self.timeout + Duration::from_nanos(job.bytes());
         let begun = Instant::now();
         loop {
             let left = limit.saturating_sub(begun.elapsed());
             if py.detach(|| self.engine.wait(batch, left.min(GLANCE))) {
-                return Ok(py.detach(|| job.end(&self.engine)).unwrap_or(End::Failed));
+                return Ok(py.detach(|| job.end(&self.engine)).unwrap_or(End::Failed(None)));
             }
             let signal = py.check_signals();
             if left.is_zero() || signal.is_err() {
@@ -266,7 +331,6 @@ impl Started {
                     // Ends within seconds, and nobody touches the caller's memory any more then.
                     while !self.engine.wait(batch, GLANCE) {}
                 });
-                complain(FAILED, "a transfer was not done in time");
                 return signal.map(|()| End::Timeout);
             }
         }
@@ -279,12 +343,13 @@ impl Started {
     /// The state of a job by its number, which is free once it is over: 1, 0 while it is under way, -1, or -2 for
     /// want of time.
     pub(super) fn check(&self, number: u64) -> i32 {
-        let Some(job) = self.jobs.find(number) else { return FAILED };
+        let Some(job) = self.jobs.find(number) else { return no_batch(number) };
         let Some(end) = job.end(&self.engine) else { return 0 };
         self.jobs.free(number);
+        tell(&end);
         match end {
             End::Completed => 1,
-            End::Failed => FAILED,
+            End::Failed(_) => FAILED,
             End::Timeout => -2,
         }
     }
@@ -294,12 +359,10 @@ impl Started {
         let mut code = 0;
         for &number in numbers {
             let Some(job) = self.jobs.find(number) else {
-                code = FAILED;
+                code = no_batch(number);
                 continue;
             };
-            if self.wait(py, &job)? != End::Completed {
-                code = FAILED;
-            }
+            code = code.min(tell(&self.wait(py, &job)?));
             self.jobs.free(number);
         }
         Ok(code)
@@ -337,6 +400,20 @@ impl Started {
     }
 }
 
+/// Says why a job has not completed, unless that was said before; the code of a call that waited for it.
+fn tell(end: &End) -> i32 {
+    match end {
+        End::Completed => 0,
+        End::Failed(None) => FAILED,
+        End::Failed(Some(why)) => complain(FAILED, why),
+        End::Timeout => complain(FAILED, "a transfer was not done in time"),
+    }
+}
+
+fn no_batch(number: u64) -> i32 {
+    complain(FAILED, &format!("there is no batch {number}, or it is over and was asked for before"))
+}
+
 /// Says why there is a code, as the original's log does. `MC_LOG_LEVEL` is not asked for errors there either.
 pub(super) fn complain(code: i32, error: &(impl std::fmt::Display + ?Sized)) -> i32 {
     say(&format!("{code}: {error}"));
@@ -353,16 +430,29 @@ pub(super) fn say(text: &str) {
     }
 }
 
-/// An engine as several calls have it at a time. A fork has none that could be ended.
-pub(super) struct Handle(Option<Arc<Started>>);
+/// An engine as several calls have it at a time. The last of them ends it. A fork has none that could be ended.
+pub(super) struct Handle(
+    /// `None` when it goes.
+    Option<Arc<Started>>,
+);
 
 impl Handle {
     pub(super) fn new(started: Started) -> Self {
         Self(Some(Arc::new(started)))
     }
 
-    pub(super) fn started(&self) -> Option<Arc<Started>> {
-        self.0.clone().filter(|started| !started.is_forked())
+    /// The same engine for a call.
+    pub(super) fn another(&self) -> Option<Self> {
+        let started = self.0.as_ref().filter(|started| !started.is_forked())?;
+        Some(Self(Some(Arc::clone(started))))
+    }
+}
+
+impl Deref for Handle {
+    type Target = Started;
+
+    fn deref(&self) -> &Started {
+        self.0.as_deref().expect("it is there until the handle goes")
     }
 }
 
@@ -371,9 +461,9 @@ impl Drop for Handle {
         let Some(started) = self.0.take() else { return };
         if started.is_forked() {
             std::mem::forget(started);
-        } else {
+        } else if let Some(started) = Arc::into_inner(started) {
             // It may wait for a metadata server, perhaps one in a thread of this interpreter.
-            Python::attach(|py| py.detach(move || drop(started)));
+            drop_detached(started);
         }
     }
 }
