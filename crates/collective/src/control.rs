@@ -127,6 +127,12 @@ pub(crate) fn connect(
 }
 
 fn set_up(stream: &TcpStream) -> io::Result<()> {
+    // Where nobody listens at a port that the system may give to this end, a connection may reach itself (simultaneous open,
+    // RFC 9293 3.5).
+    if matches!((stream.local_addr(), stream.peer_addr()), (Ok(own), Ok(peer)) if own == peer) {
+        let itself = "nobody listens there, and the connection has reached itself";
+        return Err(io::Error::new(io::ErrorKind::ConnectionRefused, itself));
+    }
     let [idle, interval, dead] = KEEP_ALIVE;
     let socket = SockRef::from(stream);
     socket.set_tcp_keepalive(
@@ -347,6 +353,7 @@ mod tests {
     use std::net::{IpAddr, Ipv4Addr, TcpListener};
 
     use millstream_inc::protocol::MAX_TERM;
+    use socket2::{Domain, Socket, Type};
 
     use super::*;
 
@@ -394,6 +401,18 @@ mod tests {
             listener.accept().unwrap().0.read_exact(&mut bytes).unwrap();
             assert_eq!(bytes, expected);
         }
+    }
+
+    #[test]
+    fn a_connection_that_reaches_itself_is_as_one_that_is_refused() {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).unwrap();
+        let own = socket.local_addr().unwrap();
+        socket.connect(&own).unwrap();
+        let error = set_up(&TcpStream::from(socket)).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused, "{error}");
+        let (_listener, stream, _sender, _receiver) = connected();
+        set_up(&stream).unwrap();
     }
 
     #[test]
