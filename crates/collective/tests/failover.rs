@@ -682,6 +682,37 @@ fn the_time_in_which_hosts_with_several_ranks_look_for_trees_does_not_count() {
     }
 }
 
+/// The host of ranks 2 and 3 does not call.
+#[test]
+fn a_call_that_is_started_anew_on_other_trees_has_what_was_left_of_its_time() {
+    // Rank 1 waits for rank 0, which is on the wire, for 4 s longer than its own time: for less than has passed when the loss is
+    // noticed, up to 4 s after the switch has died.
+    const LIMIT: Duration = Duration::from_secs(10);
+    const DIES_AFTER: Duration = Duration::from_secs(4);
+    let mut cluster = cluster(2);
+    let config = |(rank, host): (u32, u32)| JoinConfig {
+        path: Path::Auto,
+        host_label: format!("host {host}"),
+        call_timeout: LIMIT,
+        ..cluster.config("anew", 4, rank)
+    };
+    let mut ranks = joined((0..).zip([0, 0, 1, 1]).map(config));
+    let serves: usize = ranks[0].switch().unwrap().0.trim_start_matches('s').parse().unwrap();
+    let errors = thread::scope(|scope| {
+        let callers = &mut ranks[..2];
+        let errors =
+            scope.spawn(move || each(callers, |communicator| communicator.barrier().unwrap_err()));
+        thread::sleep(DIES_AFTER);
+        drop(cluster.switches.remove(serves));
+        errors.join().unwrap()
+    });
+    for error in errors {
+        let CollectiveError::Overdue { ranks, .. } = &error else { panic!("{error}") };
+        assert_eq!(**ranks, [2], "{error}");
+    }
+    assert!(ranks.iter().all(|communicator| communicator.failovers().len() == 1));
+}
+
 /// Rank 2 alone has called when the switch dies, and rank 3 never does.
 #[test]
 fn a_call_that_a_host_makes_while_it_looks_for_trees_has_all_of_its_time_after_that() {
