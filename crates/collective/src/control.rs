@@ -14,6 +14,7 @@ use millstream_net::token::{Initiator, Purpose, Token, TokenError};
 use socket2::{SockRef, TcpKeepalive};
 use thiserror::Error;
 
+use crate::joining::Learned;
 use crate::line::Line;
 use crate::{CollectiveError, LONGEST};
 
@@ -88,6 +89,8 @@ pub(crate) struct Sender {
     state: Mutex<Outgoing>,
     /// The switches that this rank is connected to, none of which is a host.
     switches: OnceLock<Vec<LostSwitch>>,
+    /// What the controller has said of others.
+    learned: Learned,
 }
 
 struct Outgoing {
@@ -100,12 +103,13 @@ struct Outgoing {
 }
 
 /// Connects to a controller. Calls `waiting` with what is left of the time whenever there was no
-/// answer for `silence`.
+/// answer for `silence`. What it says of other controllers goes to `learned`.
 pub(crate) fn connect(
     controller: SocketAddr,
     proofs: &Proofs,
     timeout: Duration,
     silence: Duration,
+    learned: &Learned,
     mut waiting: impl FnMut(Duration),
 ) -> Result<(Arc<Sender>, Receiver), ConnectError> {
     let start = Instant::now();
@@ -122,8 +126,8 @@ pub(crate) fn connect(
     let receiver = Receiver::new(stream, proofs, ObeyedTerm::NONE, start + timeout.min(LONGEST))?;
     let line = Some(receiver.line.clone());
     let state = Outgoing { line, last_word: None, closed: false };
-    let sender = Arc::new(Sender { state: Mutex::new(state), switches: OnceLock::new() });
-    Ok((sender, receiver))
+    let (state, switches) = (Mutex::new(state), OnceLock::new());
+    Ok((Arc::new(Sender { state, switches, learned: learned.clone() }), receiver))
 }
 
 fn set_up(stream: &TcpStream) -> io::Result<()> {
@@ -182,6 +186,11 @@ impl Sender {
     pub(crate) fn set_switches(&self, switches: &[LostSwitch]) {
         // Once, when it has joined.
         let _ = self.switches.set(switches.to_vec());
+    }
+
+    /// What the controller has said of others, on this connection or before.
+    pub(crate) const fn learned(&self) -> &Learned {
+        &self.learned
     }
 
     /// Says last that a switch is lost, and which one if this rank was connected to it, or to that which has told it.
@@ -362,8 +371,9 @@ mod tests {
     fn connected() -> (TcpListener, TcpStream, Arc<Sender>, Receiver) {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = listener.local_addr().unwrap();
+        let (proofs, learned) = (Proofs::default(), Learned::default());
         let (sender, receiver) =
-            connect(address, &Proofs::default(), PATIENCE, PATIENCE, |_| ()).unwrap();
+            connect(address, &proofs, PATIENCE, PATIENCE, &learned, |_| ()).unwrap();
         let stream = listener.accept().unwrap().0;
         (listener, stream, sender, receiver)
     }

@@ -182,6 +182,9 @@ impl Watch {
                 }
                 Ok(FromController::Controllers { controllers }) => {
                     self.search.learn(&controllers);
+                    // It may be found elsewhere than it says.
+                    let leader = [self.search.current()];
+                    self.sender.learned().set(leader.into_iter().chain(controllers));
                     let controllers = self.search.known();
                     tracing::debug!(%controllers, "these controllers are known");
                     continue;

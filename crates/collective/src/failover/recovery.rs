@@ -124,6 +124,7 @@ impl Failover {
             rendezvous: state.line.rendezvous.take(),
             cancellation: state.cancellation.clone(),
             avoid: state.avoid.clone(),
+            learned: sender.learned().clone(),
         };
         drop(state);
         tracing::warn!(group = self.config.group, %error, "going on over other trees");

@@ -94,7 +94,8 @@ fn attempt(
     let silent = |left| waiting(&Waiting { awaited: None, refused: None, left });
     let proofs = Proofs { tls: config.tls.clone(), token: config.token };
     let begun = Instant::now();
-    let connected = control::connect(controller, &proofs, patience, SILENCE, silent);
+    let learned = joining.learned;
+    let connected = control::connect(controller, &proofs, patience, SILENCE, learned, silent);
     let (sender, receiver) = connected.map_err(|error| {
         // One that stands still proves nothing, and one that begins or ceases to lead closes all connections.
         let is_mute = match &error {

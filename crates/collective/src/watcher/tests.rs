@@ -1,4 +1,4 @@
-//! What answers where the controller was, and is no controller.
+//! What the controller says of others, and what answers where it was and is no controller.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
@@ -7,6 +7,7 @@ use millstream_inc::protocol::{Commanded, encode};
 
 use super::*;
 use crate::control::{Proofs, connect};
+use crate::joining::Learned;
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -69,7 +70,8 @@ fn watched() -> (Watcher, mpsc::Receiver<Event>) {
             }
         }
     });
-    let heard = connect(controller, &Proofs::default(), PATIENCE, PATIENCE, |_| ()).unwrap();
+    let (proofs, learned) = (Proofs::default(), Learned::default());
+    let heard = connect(controller, &proofs, PATIENCE, PATIENCE, &learned, |_| ()).unwrap();
     let search = Search::new(controller.into());
     (Watcher::start(way, heard, search, resume(), None).unwrap(), happened)
 }
@@ -130,4 +132,22 @@ fn what_answers_at_the_port_of_a_dead_controller_is_left_and_what_the_controller
     let Event::Failed(error) = next(&happened) else { panic!("it goes on") };
     let sent = "the controller sent Registered".to_owned();
     assert_eq!(error, CollectiveError::Protocol(sent));
+}
+
+#[test]
+fn what_the_controller_says_of_others_outlives_the_connection() {
+    let (watcher, happened) = watched();
+    let learned = watcher.sender.learned().clone();
+    let mut stream = connection(&happened);
+    let (controller, other) = (stream.local_addr().unwrap(), SocketAddr::from(([10, 0, 0, 1], 7)));
+    let controllers = vec![other];
+    stream.write_all(&command(FromController::Controllers { controllers })).unwrap();
+    // It hears one after the other.
+    stream.write_all(&command(FromController::Ping)).unwrap();
+    let pong = encode(&ToController::Pong).unwrap();
+    let mut bytes = vec![0; pong.len()];
+    stream.read_exact(&mut bytes).unwrap();
+    assert_eq!(bytes, pong);
+    drop(watcher);
+    assert_eq!(learned.all(), [controller, other]);
 }
