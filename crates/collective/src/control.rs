@@ -14,6 +14,7 @@ use millstream_net::token::{Initiator, Purpose, Token, TokenError};
 use socket2::{SockRef, TcpKeepalive};
 use thiserror::Error;
 
+use crate::joining::Learned;
 use crate::line::Line;
 use crate::{CollectiveError, LONGEST};
 
@@ -88,6 +89,8 @@ pub(crate) struct Sender {
     state: Mutex<Outgoing>,
     /// The switches that this rank is connected to, none of which is a host.
     switches: OnceLock<Vec<LostSwitch>>,
+    /// What the controller has said of others.
+    learned: Learned,
 }
 
 struct Outgoing {
@@ -100,12 +103,13 @@ struct Outgoing {
 }
 
 /// Connects to a controller. Calls `waiting` with what is left of the time whenever there was no
-/// answer for `silence`.
+/// answer for `silence`. What it says of other controllers goes to `learned`.
 pub(crate) fn connect(
     controller: SocketAddr,
     proofs: &Proofs,
     timeout: Duration,
     silence: Duration,
+    learned: &Learned,
     mut waiting: impl FnMut(Duration),
 ) -> Result<(Arc<Sender>, Receiver), ConnectError> {
     let start = Instant::now();
@@ -122,11 +126,17 @@ pub(crate) fn connect(
     let receiver = Receiver::new(stream, proofs, ObeyedTerm::NONE, start + timeout.min(LONGEST))?;
     let line = Some(receiver.line.clone());
     let state = Outgoing { line, last_word: None, closed: false };
-    let sender = Arc::new(Sender { state: Mutex::new(state), switches: OnceLock::new() });
-    Ok((sender, receiver))
+    let (state, switches) = (Mutex::new(state), OnceLock::new());
+    Ok((Arc::new(Sender { state, switches, learned: learned.clone() }), receiver))
 }
 
 fn set_up(stream: &TcpStream) -> io::Result<()> {
+    // Where nobody listens at a port that the system may give to this end, a connection may reach itself (simultaneous open,
+    // RFC 9293 3.5).
+    if matches!((stream.local_addr(), stream.peer_addr()), (Ok(own), Ok(peer)) if own == peer) {
+        let itself = "nobody listens there, and the connection has reached itself";
+        return Err(io::Error::new(io::ErrorKind::ConnectionRefused, itself));
+    }
     let [idle, interval, dead] = KEEP_ALIVE;
     let socket = SockRef::from(stream);
     socket.set_tcp_keepalive(
@@ -176,6 +186,11 @@ impl Sender {
     pub(crate) fn set_switches(&self, switches: &[LostSwitch]) {
         // Once, when it has joined.
         let _ = self.switches.set(switches.to_vec());
+    }
+
+    /// What the controller has said of others, on this connection or before.
+    pub(crate) const fn learned(&self) -> &Learned {
+        &self.learned
     }
 
     /// Says last that a switch is lost, and which one if this rank was connected to it, or to that which has told it.
@@ -347,6 +362,7 @@ mod tests {
     use std::net::{IpAddr, Ipv4Addr, TcpListener};
 
     use millstream_inc::protocol::MAX_TERM;
+    use socket2::{Domain, Socket, Type};
 
     use super::*;
 
@@ -355,8 +371,9 @@ mod tests {
     fn connected() -> (TcpListener, TcpStream, Arc<Sender>, Receiver) {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = listener.local_addr().unwrap();
+        let (proofs, learned) = (Proofs::default(), Learned::default());
         let (sender, receiver) =
-            connect(address, &Proofs::default(), PATIENCE, PATIENCE, |_| ()).unwrap();
+            connect(address, &proofs, PATIENCE, PATIENCE, &learned, |_| ()).unwrap();
         let stream = listener.accept().unwrap().0;
         (listener, stream, sender, receiver)
     }
@@ -394,6 +411,18 @@ mod tests {
             listener.accept().unwrap().0.read_exact(&mut bytes).unwrap();
             assert_eq!(bytes, expected);
         }
+    }
+
+    #[test]
+    fn a_connection_that_reaches_itself_is_as_one_that_is_refused() {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).unwrap();
+        let own = socket.local_addr().unwrap();
+        socket.connect(&own).unwrap();
+        let error = set_up(&TcpStream::from(socket)).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused, "{error}");
+        let (_listener, stream, _sender, _receiver) = connected();
+        set_up(&stream).unwrap();
     }
 
     #[test]

@@ -2,12 +2,13 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
-use std::process;
 use std::time::SystemTime;
+use std::{mem, process};
 
 use millstream_inc::protocol::{MAX_NAME_BYTES, Refusal};
 
 use crate::join::{JoinConfig, Waiting};
+use crate::joining::Learned;
 use crate::{Communicator, JoinError};
 
 /// The ranks of a job, which make communicators, one after the other.
@@ -21,6 +22,8 @@ pub struct Group {
     id: [u64; 2],
     /// The communicator that the ranks met by: the first one.
     first: Option<Communicator>,
+    /// Controllers that the last communicator has learned of.
+    learned: Learned,
     /// How many communicators were made.
     made: u64,
 }
@@ -45,7 +48,8 @@ impl Group {
         let mut id = draw([(); 2].map(|()| RandomState::new()), process::id(), SystemTime::now());
         first.broadcast(&mut id, 0).map_err(JoinError::Agreement)?;
         first.set_call_timeout(config.call_timeout);
-        Ok(Self { config: config.clone(), id, first: Some(first), made: 0 })
+        let learned = first.sender().learned().clone();
+        Ok(Self { config: config.clone(), id, first: Some(first), learned, made: 0 })
     }
 
     /// Makes a communicator. All ranks make the same number of them, in the same order. The first one is there since the
@@ -59,9 +63,14 @@ impl Group {
             },
             None => {
                 let group = self.name(number);
-                Communicator::join(&JoinConfig { group, ..self.config.clone() })
+                let controllers = self.config.controllers.with_learned(&self.learned.all());
+                Communicator::join(&JoinConfig { group, controllers, ..self.config.clone() })
             }
         };
+        if let Ok(made) = &made {
+            let before = mem::replace(&mut self.learned, made.sender().learned().clone());
+            self.learned.begin_with(&before);
+        }
         // Others have counted this one, too.
         self.made += 1;
         made

@@ -28,7 +28,7 @@ use crate::coordinator::Rendezvous;
 use crate::engine::{Edge, Engine, EngineSlot, MAX_STARTED};
 use crate::failover::OnWire;
 use crate::hosted::{self, HostedSwitch};
-use crate::joining::{Cancellation, IsTaken, Joining};
+use crate::joining::{Cancellation, IsTaken, Joining, Learned};
 use crate::local::Forming;
 use crate::memory::Domains;
 use crate::path::{Path, Way};
@@ -109,10 +109,16 @@ fn join_at(
         return Err(JoinError::TooManyDevices { count: devices.count() });
     }
     check_ports(devices.clone().map(|it| (it.name(), port(it))))?;
-    let cancellation = Cancellation::default();
-    let (silence, prepares, avoid, local) = (None, true, &[], None);
-    let cancellation = &cancellation;
-    let mut joining = Joining { waiting, cancellation, is_taken, silence, prepares, avoid, local };
+    let mut joining = Joining {
+        waiting,
+        cancellation: &Cancellation::default(),
+        is_taken,
+        silence: None,
+        prepares: true,
+        avoid: &[],
+        local: None,
+        learned: &Learned::default(),
+    };
     join_with(config, &Domains::of(devices), &mut joining)
 }
 
@@ -199,6 +205,7 @@ fn join_once(
         avoid: joining.avoid.to_vec(),
     };
     let mut search = Search::new(config.controllers.clone());
+    search.learn(&joining.learned.all());
     let opening = find(config, patience, &hello, &mut search, joining)?;
     let Opening { sender, receiver, deadline, limit, answer } = opening;
     let (controller, silence, hosted) = (search.current(), joining.silence, None);

@@ -1,9 +1,10 @@
-//! What a rank joins with beside its configuration: who hears of its waits, and who may end them.
+//! What a rank joins with beside its configuration: who hears of its waits, who may end them, and what was learned before.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use millstream_inc::controllers::MAX_CONTROLLERS;
 use millstream_inc::protocol::{LostSwitch, Refusal, ToController};
 
 use crate::control::Sender;
@@ -25,6 +26,8 @@ pub(crate) struct Joining<'a> {
     pub(crate) avoid: &'a [LostSwitch],
     /// What this rank shares memory by already, with others that join, too.
     pub(crate) local: Option<&'a Arc<LocalEngine>>,
+    /// Controllers that are asked behind those of the configuration. What the one that leads says goes here, too.
+    pub(crate) learned: &'a Learned,
 }
 
 /// Whether a refusal may be over soon, of who has joined with this address.
@@ -33,6 +36,36 @@ pub(crate) type IsTaken = fn(&Refusal, IpAddr) -> bool;
 /// Another connection from the same address is this rank. It may be the same one, of before its machine was reset.
 pub(crate) fn is_rank_taken(refusal: &Refusal, own: IpAddr) -> bool {
     matches!(refusal, Refusal::RankTaken { holder, .. } if *holder == own)
+}
+
+/// Where controllers are, as the last one has said that leads, itself included. A clone is the same list, which outlives the
+/// connections on which it was heard.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Learned(Arc<Mutex<Vec<SocketAddr>>>);
+
+impl Learned {
+    /// These, in place of those before.
+    pub(crate) fn set(&self, controllers: impl IntoIterator<Item = SocketAddr>) {
+        *self.lock() = controllers.into_iter().take(MAX_CONTROLLERS).collect();
+    }
+
+    pub(crate) fn all(&self) -> Vec<SocketAddr> {
+        self.lock().clone()
+    }
+
+    /// Those of another list, as long as nothing was heard for this one.
+    pub(crate) fn begin_with(&self, before: &Self) {
+        let before = before.all();
+        let mut known = self.lock();
+        if known.is_empty() {
+            *known = before;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<SocketAddr>> {
+        // A panic elsewhere leaves nothing half done that matters more than going on.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// Ends an attempt to join, at once where the controller knows of it. A clone is the same one.
@@ -118,6 +151,7 @@ mod tests {
             prepares: false,
             avoid: &[],
             local: None,
+            learned: &Learned::default(),
         };
         let joined = join_with(&config, &Domains::of([&device]), &mut joining);
         assert!(joined.is_err());

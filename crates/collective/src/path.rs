@@ -116,7 +116,8 @@ impl Way {
         }
     }
 
-    /// As above, on switches. `None` when others are still looked for after so long.
+    /// As above, on switches. `None` when others were looked for, for at most so long: the caller looks at what time there is,
+    /// and tries again.
     pub(crate) fn start_within(
         &self,
         work: &Work,

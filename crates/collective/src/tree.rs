@@ -286,6 +286,13 @@ impl Tree {
         }
     }
 
+    /// The number of what was under way when it was stopped, and until when that was to be over.
+    pub(crate) fn was_due(&self) -> Option<(u64, Instant)> {
+        let Running { sequence, deadline, .. } = self.last?;
+        let halted = self.worker.halted()?;
+        (halted.number == sequence).then_some((sequence, deadline))
+    }
+
     /// What was under way when it was stopped, if results may have been written over its source.
     fn halted(&self) -> Option<(Running, Halted)> {
         let running = self.last.filter(|running| running.overwrites)?;

@@ -119,9 +119,17 @@ impl Watcher {
         hosted: Option<Arc<HostedSwitch>>,
     ) -> io::Result<Self> {
         let (stop, stopped) = mpsc::channel();
-        let (outgoing, attempts) = (Arc::clone(&sender), 0);
-        let watch =
-            Watch { way, sender: outgoing, receiver, stopped, search, resume, attempts, hosted };
+        let watch = Watch {
+            way,
+            sender: Arc::clone(&sender),
+            receiver,
+            stopped,
+            search,
+            resume,
+            attempts: 0,
+            probed: Instant::now(),
+            hosted,
+        };
         let thread = thread::Builder::new().name("controller".to_owned());
         let thread = thread.spawn(ends_between_forks(move || watch.run()))?;
         Ok(Self { sender, stop: Some(stop), thread: Some(thread) })
@@ -149,6 +157,8 @@ struct Watch {
     resume: Resume,
     /// Attempts to come back since the controller was there.
     attempts: u32,
+    /// When the switch was asked last.
+    probed: Instant,
     /// The switch of this process, which the controller may ask for something.
     hosted: Option<Arc<HostedSwitch>>,
 }
@@ -160,7 +170,7 @@ impl Watch {
                 Ok(FromController::Ping) => {
                     // If it does not get there, receiving fails soon.
                     let _ = self.sender.send(&ToController::Pong);
-                    self.way.probe();
+                    self.probe();
                     continue;
                 }
                 Ok(FromController::Resumed) => {
@@ -172,6 +182,9 @@ impl Watch {
                 }
                 Ok(FromController::Controllers { controllers }) => {
                     self.search.learn(&controllers);
+                    // It may be found elsewhere than it says.
+                    let leader = [self.search.current()];
+                    self.sender.learned().set(leader.into_iter().chain(controllers));
                     let controllers = self.search.known();
                     tracing::debug!(%controllers, "these controllers are known");
                     continue;
@@ -182,7 +195,7 @@ impl Watch {
                 }
                 // It stands still, perhaps. The communicator does without; the kernel of its machine answers for it.
                 Err(ReceiveError::TimedOut) => {
-                    self.way.probe();
+                    self.probe();
                     if !self.is_mute() || self.come_back(&"it says nothing", None) {
                         continue;
                     }
@@ -206,16 +219,23 @@ impl Watch {
                 Ok(message) => match self.obey(message) {
                     None => continue,
                     Some(message) => {
-                        CollectiveError::Protocol(format!("the controller sent {message:?}"))
+                        let what = format!("the controller sent {message:?}");
+                        if self.is_known() {
+                            CollectiveError::Protocol(what)
+                        } else if self.come_back(&what, None) {
+                            continue;
+                        } else {
+                            return self.way.close();
+                        }
                     }
                 },
                 Err(error @ ReceiveError::Term(TermError::TooHigh(_))) => {
                     CollectiveError::Protocol(error.to_string())
                 }
-                Err(ReceiveError::Frame(error)) => CollectiveError::Protocol(error.to_string()),
-                Err(
-                    error @ (ReceiveError::Term(TermError::Stale { .. }) | ReceiveError::Io(_)),
-                ) => match self.come_back(&error, None) {
+                Err(ReceiveError::Frame(error)) if self.is_known() => {
+                    CollectiveError::Protocol(error.to_string())
+                }
+                Err(error) => match self.come_back(&error, None) {
                     true => continue,
                     false => return self.way.close(),
                 },
@@ -223,6 +243,18 @@ impl Watch {
             self.way.fail(error);
             return self.way.close();
         }
+    }
+
+    /// Whether who is at the other end has this rank among its own. Before, it may be anybody: something else has the port of
+    /// a dead controller, or a controller of another version.
+    const fn is_known(&self) -> bool {
+        self.attempts == 0
+    }
+
+    /// Asks the switch whether it is there.
+    fn probe(&mut self) {
+        self.probed = Instant::now();
+        self.way.probe();
     }
 
     /// Does what the controller asks of a switch; gives back a message that is not for one.
@@ -242,7 +274,7 @@ impl Watch {
 
     /// Whether the controller has been silent for so long that another one is asked.
     fn is_mute(&self) -> bool {
-        let silence = SILENCE[usize::from(self.attempts == 0)];
+        let silence = SILENCE[usize::from(self.is_known())];
         self.search.has_others() && self.receiver.silence() >= silence
     }
 
@@ -253,9 +285,8 @@ impl Watch {
         why: &dyn std::fmt::Display,
         not_leader: Option<Option<SocketAddr>>,
     ) -> bool {
-        let mut probed = Instant::now();
         // Who was taken back pauses, whatever others there are: many are lost at once.
-        let was_known = self.attempts == 0;
+        let was_known = self.is_known();
         let is_turn_over = match not_leader {
             Some(leader) => self.search.follow(leader),
             None => self.search.advance(),
@@ -283,9 +314,8 @@ impl Watch {
             if is_pause {
                 self.attempts = self.attempts.saturating_add(1);
             }
-            if probed.elapsed() >= PROBE_INTERVAL {
-                probed = Instant::now();
-                self.way.probe();
+            if self.probed.elapsed() >= PROBE_INTERVAL {
+                self.probe();
             }
             self.resume.departed = self.way.has_departed();
             let Self { sender, receiver, search, resume, .. } = self;
@@ -312,3 +342,6 @@ impl Watch {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -519,18 +519,17 @@ fn a_switch_that_the_ranks_alone_do_not_reach_is_not_planned_again() {
     pretender.join().unwrap();
 }
 
-/// Makes a group, has its switch die when so many of its first ranks have started a call, and drops the first one while all
-/// join again. Gives the others.
-fn drop_first_while_it_joins(
+/// Makes a group, has its switch die when so many of its first ranks have started a call, and waits until all join again, at a
+/// controller that looks for another switch for so long, or for half of their time.
+fn joining_again(
     started: usize,
+    fallback_patience: Duration,
     make: impl FnOnce(&Cluster) -> Vec<Communicator>,
-    all_have_joined: impl FnOnce(),
 ) -> (Vec<Communicator>, Cluster) {
     let view = Arc::new(ControllerView::new(None));
     let mut config = ControllerConfig::new(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
     config.view = Some(Arc::clone(&view));
-    // So that the ranks are joining until something happens, or for half of their time.
-    config.rules.fallback_patience = PATIENCE;
+    config.rules.fallback_patience = fallback_patience;
     let (daemon, controller) = start_controller_with(config);
     let switches = vec![start_switch(controller, "s0")];
     let controller_daemon = Some(daemon);
@@ -549,6 +548,17 @@ fn drop_first_while_it_joins(
         assert!(Instant::now() < end, "the ranks do not join again");
         thread::sleep(Duration::from_millis(5));
     }
+    (ranks, cluster)
+}
+
+/// As above, and drops the first rank while all join again. Gives the others.
+fn drop_first_while_it_joins(
+    started: usize,
+    make: impl FnOnce(&Cluster) -> Vec<Communicator>,
+    all_have_joined: impl FnOnce(),
+) -> (Vec<Communicator>, Cluster) {
+    // So that the ranks are joining until something happens, or for half of their time.
+    let (mut ranks, cluster) = joining_again(started, PATIENCE, make);
     all_have_joined();
     drop(ranks.remove(0));
     (ranks, cluster)
@@ -670,6 +680,76 @@ fn the_time_in_which_hosts_with_several_ranks_look_for_trees_does_not_count() {
         assert!(ranks.iter().all(|communicator| communicator.failovers().len() == 1));
         leave(ranks);
     }
+}
+
+/// The host of ranks 2 and 3 does not call.
+#[test]
+fn a_call_that_is_started_anew_on_other_trees_has_what_was_left_of_its_time() {
+    // Rank 1 waits for rank 0, which is on the wire, for 4 s longer than its own time: for less than has passed when the loss is
+    // noticed, up to 4 s after the switch has died.
+    const LIMIT: Duration = Duration::from_secs(10);
+    const DIES_AFTER: Duration = Duration::from_secs(4);
+    let mut cluster = cluster(2);
+    let config = |(rank, host): (u32, u32)| JoinConfig {
+        path: Path::Auto,
+        host_label: format!("host {host}"),
+        call_timeout: LIMIT,
+        ..cluster.config("anew", 4, rank)
+    };
+    let mut ranks = joined((0..).zip([0, 0, 1, 1]).map(config));
+    let serves: usize = ranks[0].switch().unwrap().0.trim_start_matches('s').parse().unwrap();
+    let errors = thread::scope(|scope| {
+        let callers = &mut ranks[..2];
+        let errors =
+            scope.spawn(move || each(callers, |communicator| communicator.barrier().unwrap_err()));
+        thread::sleep(DIES_AFTER);
+        drop(cluster.switches.remove(serves));
+        errors.join().unwrap()
+    });
+    for error in errors {
+        let CollectiveError::Overdue { ranks, .. } = &error else { panic!("{error}") };
+        assert_eq!(**ranks, [2], "{error}");
+    }
+    assert!(ranks.iter().all(|communicator| communicator.failovers().len() == 1));
+}
+
+/// Rank 2 alone has called when the switch dies, and rank 3 never does.
+#[test]
+fn a_call_that_a_host_makes_while_it_looks_for_trees_has_all_of_its_time_after_that() {
+    const LIMIT: Duration = Duration::from_secs(2);
+    // That is over before there are trees.
+    let (mut ranks, _cluster) = joining_again(1, LIMIT + Duration::from_secs(3), |cluster| {
+        let config = |(rank, host): (u32, u32)| {
+            let config = cluster.config("calls", 4, rank);
+            let call_timeout = if host == 0 { LIMIT } else { config.call_timeout };
+            let host_label = format!("host {host}");
+            JoinConfig { path: Path::Auto, host_label, call_timeout, ..config }
+        };
+        let mut ranks = joined((0..).zip([0, 0, 1, 2]).map(config));
+        ranks.swap(0, 2);
+        ranks
+    });
+    let (callers, last) = ranks[1..].split_at_mut(2);
+    thread::scope(|scope| {
+        let errors = scope.spawn(move || {
+            each(callers, |communicator| {
+                communicator.all_reduce_in_place(&mut vec![1_u32; LONG], Sum).unwrap_err()
+            })
+        });
+        let end = Instant::now() + PATIENCE;
+        while last[0].failovers().is_empty() {
+            assert!(Instant::now() < end, "it does not go on");
+            thread::sleep(Duration::from_millis(1));
+        }
+        let since = Instant::now();
+        for error in errors.join().unwrap() {
+            let CollectiveError::Overdue { ranks, .. } = &error else { panic!("{error}") };
+            assert_eq!(**ranks, [3], "{error}");
+        }
+        // Its time, less what may be between the ranks.
+        let took = since.elapsed();
+        assert!(took >= LIMIT / 2, "{took:?}");
+    });
 }
 
 #[test]

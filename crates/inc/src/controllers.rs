@@ -35,6 +35,21 @@ impl Controllers {
         }
     }
 
+    /// These, and behind them others that were learned: each once, and as many as there is room for.
+    pub fn with_learned(&self, learned: &[SocketAddr]) -> Self {
+        let mut all = self.clone();
+        all.append(learned.iter().copied());
+        all
+    }
+
+    fn append(&mut self, addresses: impl Iterator<Item = SocketAddr>) {
+        for address in addresses {
+            if self.0.len() < MAX_CONTROLLERS && !self.0.contains(&address) {
+                self.0.push(address);
+            }
+        }
+    }
+
     /// The one that is asked first.
     pub fn first(&self) -> SocketAddr {
         self.0[0]
@@ -107,11 +122,7 @@ impl Search {
     pub fn learn(&mut self, controllers: &[SocketAddr]) {
         let current = self.current();
         self.known.0.truncate(self.given);
-        for &address in [current].iter().chain(controllers) {
-            if self.known.0.len() < MAX_CONTROLLERS && !self.known.0.contains(&address) {
-                self.known.0.push(address);
-            }
-        }
+        self.known.append([current].into_iter().chain(controllers.iter().copied()));
         self.at = self.known.0.iter().position(|&it| it == current).unwrap_or_default();
     }
 
@@ -164,6 +175,18 @@ mod tests {
         assert_eq!(Controllers::new([]), Err(ControllersError { count: 0 }));
         assert!(Controllers::new((0..16).map(address)).is_ok());
         assert_eq!(Controllers::new((0..17).map(address)), Err(ControllersError { count: 17 }));
+    }
+
+    #[test]
+    fn those_that_were_learned_come_behind_those_that_were_given_as_far_as_there_is_room() {
+        let given = Controllers::new([1, 2].map(address)).unwrap();
+        assert_eq!(given.with_learned(&[]), given);
+        let all = given.with_learned(&[3, 2, 4, 3].map(address));
+        assert_eq!(all.as_slice(), [1, 2, 3, 4].map(address));
+        let many: Vec<SocketAddr> = (100..200).map(address).collect();
+        let all = given.with_learned(&many);
+        assert_eq!(all.as_slice().len(), MAX_CONTROLLERS);
+        assert_eq!(all.as_slice()[..3], [1, 2, 100].map(address));
     }
 
     #[test]

@@ -7,6 +7,7 @@ use millstream_inc::protocol::{Awaited, FallbackOffer, Hello, Refusal};
 
 use super::*;
 use crate::control::{self, ConnectError, Proofs, Receiver, Sender};
+use crate::joining::Learned;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -25,7 +26,7 @@ fn connect(
     token: Option<Token>,
 ) -> Result<(Arc<Sender>, Receiver), ConnectError> {
     let proofs = Proofs { tls: None, token };
-    control::connect(address, &proofs, PATIENCE, PATIENCE, |_| ())
+    control::connect(address, &proofs, PATIENCE, PATIENCE, &Learned::default(), |_| ())
 }
 
 fn join(group: &str, world: u32) -> ToController {

@@ -191,6 +191,11 @@ impl Engine {
         (state.started, positions, lost)
     }
 
+    /// After a failure: the numbers of what was under way, on each tree, and until when it was to be over there.
+    pub(crate) fn were_due(&self) -> Vec<(u64, Instant)> {
+        self.lock().trees.iter().filter_map(Tree::was_due).collect()
+    }
+
     /// Other trees have taken the place of these, which have been halted: what they keep of calls is freed.
     pub(crate) fn retire(&self) {
         self.lock().trees.iter_mut().for_each(Tree::forget_overwritten);

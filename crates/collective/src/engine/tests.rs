@@ -120,6 +120,22 @@ fn trees_that_others_have_replaced_keep_no_copies() {
     assert!(!keeps());
 }
 
+#[test]
+fn what_was_under_way_on_trees_that_have_failed_says_until_when_it_was_to_be_over() {
+    let (engine, _switch) = engine();
+    let limit = Duration::from_secs(1000);
+    let before = Instant::now();
+    // The second one has not begun.
+    assert_eq!(engine.start(&barrier(limit)), Ok(0));
+    assert_eq!(engine.start(&barrier(limit)), Ok(1));
+    let after = Instant::now();
+    engine.fail(CollectiveError::Closed);
+    engine.halt();
+    let due = engine.were_due();
+    let [(0, deadline)] = &due[..] else { panic!("{due:?}") };
+    assert!((before + limit..=after + limit).contains(deadline), "{due:?}");
+}
+
 /// The numbers of the packets that have come, until there are so many, and then what else has come by then.
 fn packets(socket: &UdpSocket, count: usize) -> BTreeSet<[u8; 3]> {
     let (mut numbers, mut packet) = (BTreeSet::new(), [0; 2048]);

@@ -143,6 +143,7 @@ impl Beside {
             cancellation: state.cancellation.clone(),
             // Who is on the wire says them.
             avoid: Vec::new(),
+            learned: state.sender.learned().clone(),
         };
         drop(state);
         let rejoining = Rejoining {

@@ -11,7 +11,7 @@ use millstream_inc::protocol::{AbortReason, LostSwitch, MeetingPoint, Refusal};
 use super::recovery::not_resumed;
 use crate::coordinator::{Coordinator, Expected, Rendezvous};
 use crate::join::{self, JoinConfig, Joined, Waiting};
-use crate::joining::{Cancellation, Joining, is_rank_taken};
+use crate::joining::{Cancellation, Joining, Learned, is_rank_taken};
 use crate::local::LocalEngine;
 use crate::memory::Domains;
 use crate::path::Path;
@@ -33,6 +33,8 @@ pub(super) struct Meeting {
     pub(super) rendezvous: Option<Rendezvous>,
     pub(super) cancellation: Cancellation,
     pub(super) avoid: Vec<LostSwitch>,
+    /// Controllers that are asked behind those that the rank was given.
+    pub(super) learned: Learned,
 }
 
 /// A rank that meets the others again.
@@ -56,8 +58,9 @@ impl Rejoining<'_> {
         mut meeting: Meeting,
     ) -> Result<(Joined, Option<Coordinator>), CollectiveError> {
         let point = meeting.rendezvous.as_ref().map(|rendezvous| rendezvous.point);
-        let controllers = self.config.controllers.as_slice().len();
-        let patience = Patience::new(PATIENCE.min(self.config.timeout), controllers);
+        let controllers = self.config.controllers.with_learned(&meeting.learned.all());
+        let total = PATIENCE.min(self.config.timeout);
+        let patience = Patience::new(total, controllers.as_slice().len());
         let mut way = Succession::new(millstream_net::now(), patience, point.is_some());
         let (mut coordinator, mut at_controller) = (None, None);
         loop {
@@ -118,6 +121,7 @@ impl Rejoining<'_> {
                 prepares: true,
                 avoid: &meeting.avoid,
                 local: self.local,
+                learned: &meeting.learned,
             },
         );
         if let Err(JoinError::Refused(reason)) = &joined
@@ -164,6 +168,8 @@ impl Rejoining<'_> {
             prepares: false,
             avoid: &[],
             local: self.local,
+            // No controller is asked here.
+            learned: &Learned::default(),
         };
         join::join_with(&config, self.domains, &mut joining)
     }
@@ -214,4 +220,69 @@ fn said(error: &JoinError, rank_zero: Option<MeetingPoint>) -> String {
         error => error.to_string(),
     };
     format!("rank 0, which takes the place of the controller at {address}: {why}")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+
+    use millstream_inc::protocol::{Commanded, FrameDecoder, FromController, ToController, encode};
+    use millstream_verbs::{Device, SoftConfig};
+
+    use super::*;
+
+    #[test]
+    fn ranks_meet_again_at_a_controller_that_was_not_given() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let learned = Learned::default();
+        learned.set([listener.local_addr().unwrap()]);
+        thread::spawn(move || {
+            let mut stream = listener.accept().unwrap().0;
+            let mut decoder = FrameDecoder::new();
+            let hello = loop {
+                match decoder.next_message().unwrap() {
+                    Some(ToController::Join(hello)) => break hello,
+                    Some(message) => panic!("it says {message:?}"),
+                    None => {
+                        let mut bytes = [0; 4096];
+                        let count = stream.read(&mut bytes).unwrap();
+                        assert_ne!(count, 0, "it does not join");
+                        decoder.extend(&bytes[..count]);
+                    }
+                }
+            };
+            // One that is not waited out.
+            let reason = Refusal::GroupTaken { group: hello.group };
+            let message = FromController::Refused { reason };
+            stream.write_all(&encode(&Commanded { term: 1, message }).unwrap()).unwrap();
+        });
+        let address = |last| IpAddr::from([127, 41, std::process::id() as u8, last]);
+        let device = Device::open_soft(&SoftConfig::new(address(1))).unwrap();
+        // Nobody listens there.
+        let given = SocketAddr::new(address(2), 1);
+        let timeout = Duration::from_secs(5);
+        let config = JoinConfig { timeout, ..JoinConfig::new(given, "g", 2, 1, &device) };
+        let rejoining = Rejoining {
+            config: &config,
+            domains: &Domains::of([&device]),
+            local: None,
+            error: &CollectiveError::SwitchLost {
+                switch: address(3),
+                detail: "silent".to_owned(),
+                incarnation: None,
+            },
+            shape: (0, 0),
+            is_over: &|| None,
+        };
+        let meeting = Meeting {
+            name: "g of before".to_owned(),
+            rendezvous: None,
+            cancellation: Cancellation::default(),
+            avoid: Vec::new(),
+            learned,
+        };
+        let error = rejoining.join(meeting).err().unwrap().to_string();
+        assert!(error.contains("group \"g of before\" is in use"), "{error}");
+    }
 }

@@ -155,51 +155,48 @@ impl Failover {
         }
     }
 
-    /// As above; `None` when it still waits after so long.
+    /// As above; `None` when other trees were looked for, whether they are there now or still are not after so long: what the
+    /// call has of its time is to be looked at again.
     pub(crate) fn begin_within(
         &self,
         work: &Work,
         patience: Duration,
     ) -> Option<Result<u64, CollectiveError>> {
         let end = Instant::now().checked_add(patience);
-        loop {
-            let state = self.lock();
-            let mut state = self.wait_while(state, end, |state| state.is_recovering());
-            if state.is_recovering() {
-                return None;
+        let mut state = self.lock();
+        if state.is_recovering() {
+            drop(self.wait_while(state, end, |state| state.is_recovering()));
+            return None;
+        }
+        if let Phase::Over(error) = &state.phase {
+            return Some(Err(error.clone()));
+        }
+        if state.calls.len() >= MAX_CALLS {
+            return Some(Err(CollectiveError::TooMany { limit: MAX_CALLS }));
+        }
+        let (engine, generation) = (Arc::clone(&state.line.engine), state.line.generation);
+        // The recovery does not begin before this has ended.
+        state.starting += 1;
+        drop(state);
+        let started = self.start_on(&engine, work);
+        let mut state = self.lock();
+        state.starting -= 1;
+        if state.starting == 0 && state.awaits_starts {
+            self.changed.notify_all();
+        }
+        match started {
+            Ok(call) => {
+                let number = state.line.call_of(call.sequence);
+                state.started(number, call);
+                Some(Ok(number))
             }
-            if let Phase::Over(error) = &state.phase {
-                return Some(Err(error.clone()));
+            // One that the engine has not failed of brings no news: after a rank has left, a tree may be lost that no
+            // call needs.
+            Err(error) if is_loss(&error) && engine.failure().is_some() => {
+                drop(self.await_news(state, generation, end));
+                None
             }
-            if state.calls.len() >= MAX_CALLS {
-                return Some(Err(CollectiveError::TooMany { limit: MAX_CALLS }));
-            }
-            let (engine, generation) = (Arc::clone(&state.line.engine), state.line.generation);
-            // The recovery does not begin before this has ended.
-            state.starting += 1;
-            drop(state);
-            let started = self.start_on(&engine, work);
-            let mut state = self.lock();
-            state.starting -= 1;
-            if state.starting == 0 && state.awaits_starts {
-                self.changed.notify_all();
-            }
-            match started {
-                Ok(call) => {
-                    let number = state.line.call_of(call.sequence);
-                    state.started(number, call);
-                    return Some(Ok(number));
-                }
-                // One that the engine has not failed of brings no news: after a rank has left, a tree may be lost that no
-                // call needs.
-                Err(error) if is_loss(&error) && engine.failure().is_some() => {
-                    drop(self.await_news(state, generation, end));
-                    if end.is_some_and(|end| Instant::now() >= end) {
-                        return None;
-                    }
-                }
-                Err(error) => return Some(Err(error)),
-            }
+            Err(error) => Some(Err(error)),
         }
     }
 

@@ -113,6 +113,7 @@ impl Failover {
         }
         // With the state locked nobody is told an end, so all vectors are there.
         let (started, positions, overwritten) = engine.halt();
+        state.keep_time(&engine.were_due(), since);
         let generation = state.line.generation + 1;
         let lost = state.line.lost.clone();
         let report = Report { communicator: lost.communicator, started, overwritten, positions };
@@ -123,6 +124,7 @@ impl Failover {
             rendezvous: state.line.rendezvous.take(),
             cancellation: state.cancellation.clone(),
             avoid: state.avoid.clone(),
+            learned: sender.learned().clone(),
         };
         drop(state);
         tracing::warn!(group = self.config.group, %error, "going on over other trees");
@@ -236,7 +238,7 @@ impl Failover {
     }
 
     /// Starts the calls from the one with this number on the old trees on, which others had not started. Those before it
-    /// are made up for.
+    /// are made up for. What was under way has what was left of its time.
     fn begin_anew(
         &self,
         state: &mut State,

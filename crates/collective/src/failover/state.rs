@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use millstream_inc::Ranks;
 use millstream_inc::failover::Lost;
@@ -20,6 +21,9 @@ use crate::memory::Regions;
 use crate::path::Way;
 use crate::tree::Work;
 use crate::watcher::Watcher;
+
+/// What a call that is started anew has of its time at least: other ranks may be that much later.
+const LEAST_LEFT: Duration = Duration::from_millis(500);
 
 pub(super) struct State {
     pub(super) line: Line,
@@ -155,6 +159,19 @@ impl State {
         self.avoid.push(lost);
     }
 
+    /// Calls that were under way, and were to be over by then, have from here on what was left of their time when the loss was
+    /// noticed. What they wait for other trees does not count.
+    pub(super) fn keep_time(&mut self, due: &[(u64, Instant)], noticed: Instant) {
+        for entry in &mut self.calls {
+            let Entry::Call(Call { done: false, sequence, work, .. }) = entry else { continue };
+            let of_call = due.iter().filter(|(number, _)| *number == *sequence);
+            // Where it was under way on several trees, the first of them would have ended it.
+            if let Some(deadline) = of_call.map(|&(_, deadline)| deadline).min() {
+                work.limit = left(work.limit, deadline, noticed);
+            }
+        }
+    }
+
     /// What was registered for a call that has failed: its memory is its caller's again.
     pub(super) fn take_regions(&mut self, number: u64) -> [Option<Regions>; 2] {
         match self.entry(number) {
@@ -206,6 +223,11 @@ impl State {
     }
 }
 
+/// What is left of the time of a call, of which it had so much when it was started last.
+fn left(limit: Duration, deadline: Instant, noticed: Instant) -> Duration {
+    deadline.saturating_duration_since(noticed).max(LEAST_LEFT).min(limit)
+}
+
 /// Whether a communicator goes on after this.
 pub(super) const fn is_loss(error: &CollectiveError) -> bool {
     matches!(error, CollectiveError::SwitchLost { .. })
@@ -230,6 +252,7 @@ mod tests {
     use millstream_verbs::CompletionStatus;
 
     use super::*;
+    use crate::LONGEST;
 
     #[test]
     fn what_a_rank_says_of_a_lost_switch_is_which_process_it_was_if_that_is_known() {
@@ -247,6 +270,23 @@ mod tests {
         // It is the one above.
         assert_eq!(lost(1, &Abort::ParentLost.to_string()), None);
         assert_eq!(lost_switch(&processes, &CollectiveError::Closed), None);
+    }
+
+    #[test]
+    fn a_call_that_is_started_anew_has_what_was_left_of_its_time_and_a_moment_at_least() {
+        let noticed = Instant::now();
+        let [short, long] = [LEAST_LEFT / 5, LEAST_LEFT * 100];
+        // What it had, when it was to be over, and what is left.
+        for (limit, deadline, expected) in [
+            (long, noticed + LEAST_LEFT * 60, LEAST_LEFT * 60),
+            (long, noticed + short, LEAST_LEFT),
+            (long, noticed - short, LEAST_LEFT),
+            // It never had as much as that.
+            (short, noticed + short / 2, short),
+            (Duration::MAX, noticed + LONGEST, LONGEST),
+        ] {
+            assert_eq!(left(limit, deadline, noticed), expected, "{limit:?}");
+        }
     }
 
     #[test]

@@ -39,11 +39,9 @@ pub(super) fn find(
     let start = Instant::now();
     // What one has said that is there and does not lead.
     let mut refused = None;
+    // The first attempt has all of it, and says so where that does not do.
+    let mut left = patience;
     loop {
-        let left = match search.has_others() {
-            true => patience.saturating_sub(start.elapsed()),
-            false => patience,
-        };
         let (error, is_mute) = match attempt(config, hello, search, left, joining) {
             Ok(opening) => {
                 search.found();
@@ -60,20 +58,21 @@ pub(super) fn find(
             error if is_mute && search.has_others() => (search.advance(), error),
             error => return Err(error),
         };
+        left = patience.saturating_sub(start.elapsed());
         if is_turn_over {
-            let left = patience.saturating_sub(start.elapsed());
-            match &refused {
-                Some(reason) if left.is_zero() => return Err(JoinError::Refused(reason.clone())),
-                // Nobody is there at all.
-                None => return Err(error),
-                // Somebody will lead soon.
-                Some(_) => {
-                    (joining.waiting)(&Waiting { awaited: None, refused: None, left });
-                    thread::sleep(PAUSE.min(left));
-                    if joining.cancellation.is_canceled() {
-                        return Err(error);
-                    }
+            // Nobody is there at all.
+            let Some(reason) = &refused else { return Err(error) };
+            // Somebody will lead soon.
+            if !left.is_zero() {
+                (joining.waiting)(&Waiting { awaited: None, refused: None, left });
+                thread::sleep(PAUSE.min(left));
+                if joining.cancellation.is_canceled() {
+                    return Err(error);
                 }
+                left = patience.saturating_sub(start.elapsed());
+            }
+            if left.is_zero() {
+                return Err(JoinError::Refused(reason.clone()));
             }
         }
     }
@@ -95,7 +94,8 @@ fn attempt(
     let silent = |left| waiting(&Waiting { awaited: None, refused: None, left });
     let proofs = Proofs { tls: config.tls.clone(), token: config.token };
     let begun = Instant::now();
-    let connected = control::connect(controller, &proofs, patience, SILENCE, silent);
+    let learned = joining.learned;
+    let connected = control::connect(controller, &proofs, patience, SILENCE, learned, silent);
     let (sender, receiver) = connected.map_err(|error| {
         // One that stands still proves nothing, and one that begins or ceases to lead closes all connections.
         let is_mute = match &error {

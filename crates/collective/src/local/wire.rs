@@ -49,7 +49,7 @@ impl Wire {
         self.scratch.part(start + range.start..start + range.end)
     }
 
-    /// Has the hosts agree on a call that they do in chunks. `None` when other trees are still looked for after this.
+    /// Has the hosts agree on a call that they do in chunks. `None` when other trees were looked for, for at most so long.
     pub(super) fn agree(
         &self,
         work: &Work,
