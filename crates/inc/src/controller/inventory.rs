@@ -298,7 +298,8 @@ impl Controller {
         self.group_of(held.group)
     }
 
-    /// The group of a node that a switch has, or has had: what it has not any more it does not name.
+    /// The group of a node that a switch has, or has had: what it has not any more it does not name. Of those the root is
+    /// known, by the number that the ranks say, and believed of switches that may have had it.
     pub(super) fn find_claimed(&self, id: SwitchId, communicator: u64) -> Option<GroupId> {
         if self.held.contains_key(&communicator) || self.nodes.contains_key(&communicator) {
             return self.find_held(id, communicator);
@@ -307,10 +308,15 @@ impl Controller {
         if switch.unnamed > 0 || switch.inventory_until.is_none() {
             return None;
         }
-        let root = |group: &Group| {
-            group.revived.as_ref().is_some_and(|revived| revived.communicator == communicator)
+        let has_others = |group: &Group| {
+            self.held.values().any(|held| held.switch == id && held.group == group.identity)
         };
-        self.groups.iter().find(|(_, group)| root(group)).map(|(&id, _)| id)
+        let had_root = |group: &Group| {
+            let revived = group.revived.as_ref().filter(|it| it.communicator == communicator);
+            let from_before = revived.filter(|it| !it.made_here);
+            from_before.is_some_and(|it| it.may_be_rooted_on(switch) || has_others(group))
+        };
+        self.groups.iter().find(|(_, group)| had_root(group)).map(|(&id, _)| id)
     }
 
     pub(super) fn held_gone(&mut self, communicator: u64) {

@@ -40,6 +40,20 @@ pub(super) struct Revived {
     pub(super) departed: bool,
     /// Where it is, if that was recorded.
     pub(super) placement: Option<Placement>,
+    /// This controller has made it: its ranks share memory, and no switch has a part in it.
+    pub(super) made_here: bool,
+}
+
+impl Revived {
+    /// Whether its root node may have been on this switch, which does not name it. Where that is not recorded, it may
+    /// have been on any.
+    pub(super) fn may_be_rooted_on(&self, switch: &Switch) -> bool {
+        let Some(placement) = &self.placement else { return true };
+        let root = placement.nodes.iter().find(|node| node.communicator == self.communicator);
+        root.is_some_and(|root| {
+            root.name == switch.name && root.edges.iter().all(|edge| edge.my.ip == switch.address)
+        })
+    }
 }
 
 /// A group that is over.
@@ -249,7 +263,8 @@ impl Controller {
         let id = GroupId(self.next_group);
         self.next_group += 1;
         let until = Some(now + self.config.claim_timeout);
-        let revived = Revived { communicator, until, departed: false, placement: None };
+        let (placement, made_here) = (None, false);
+        let revived = Revived { communicator, until, departed: false, placement, made_here };
         let revived = Group {
             ready: true,
             deadline: None,
