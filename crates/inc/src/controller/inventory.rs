@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use millstream_roce::Instant;
 
 use super::group::{End, Group};
+use super::quotas::OwnedNode;
 use super::{ConnectionId, Controller, GroupId, Role, Switch};
 use crate::plan::{Forest, SwitchId};
 use crate::protocol::{
@@ -122,7 +123,13 @@ impl Controller {
         switch.unnamed -= count as u32;
         let last = switch.unnamed == 0;
         let owned = |node: &HeldNode| {
-            (node.communicator, self.owned_node(node.communicator, node.children as usize))
+            let &HeldNode { communicator, group, children, .. } = node;
+            // Others can say its number, too.
+            let owned = match self.is_known(id, communicator, group) {
+                Some(true) => self.owned_node(communicator, children as usize),
+                Some(false) | None => OwnedNode::default(),
+            };
+            (communicator, owned)
         };
         let owned: Vec<_> = nodes.iter().map(owned).collect();
         if let Some(switch) = self.switches.get_mut(&id) {

@@ -269,7 +269,8 @@ impl Controller {
         all
     }
 
-    /// A node of a group that is known, with so many children. Those from before count by what is held.
+    /// A node of a group that is known, with so many children, on the switch that was asked for it. Those from before count
+    /// by what is held.
     pub(super) fn owned_node(&self, communicator: u64, children: usize) -> OwnedNode {
         let group = self.nodes.get(&communicator).and_then(|(id, _)| self.groups.get(id));
         let Some(group) = group else { return OwnedNode::default() };

@@ -275,6 +275,31 @@ fn what_a_switch_that_comes_back_still_has_counts() {
 }
 
 #[test]
+fn what_another_switch_says_that_it_has_does_not_count() {
+    let mut world = tokens(Quotas { communicators: 2, ..Quotas::NONE });
+    switch(&mut world);
+    let (_, communicator) = make(&mut world, 0, "g", OTHER, Some(0));
+    let ours = world.controller.groups.values().next().unwrap().identity;
+    for (number, group) in [(2_u8, ours), (3, [5, 6])] {
+        let other = come(&mut world, 1000 + u64::from(number), [10, 0, 1, number], Some(2));
+        let (name, address) = (format!("s{number}"), IpAddr::from([127, 0, 1, number]));
+        // It is not asked for any.
+        let limits = SwitchLimits { communicators: 0, ..SwitchLimits::NONE };
+        let presence = Presence { held: 1, ..Presence::default() };
+        world.say(other, ToController::Register { name, address, limits, presence });
+        let (children, below, tree) = (2, Vec::new(), 0);
+        let node = crate::protocol::HeldNode { group, communicator, children, below, tree };
+        world.say(other, ToController::Held { nodes: vec![node] });
+        let end = FromController::EndCommunicator { communicator };
+        assert_eq!(world.heard(other), [end, FromController::Registered]);
+    }
+    make(&mut world, 10, "h", OTHER, Some(0));
+    for host in join_all(&mut world, 20, "i", OTHER, Some(0)) {
+        assert!(refused(&mut world, host, "token \"a\"", "nodes of trees"));
+    }
+}
+
+#[test]
 fn a_flood_of_silent_connections_displaces_its_own_source() {
     let config = ControllerConfig { max_strangers: 4, ..ControllerConfig::new(7) };
     let mut world = World::with(config);
