@@ -197,6 +197,7 @@ impl Controller {
                 connection: member.connection,
                 incarnation: 0,
                 unnamed: 0,
+                unjudged: false,
                 name: format!("rank {rank}"),
                 address: member.address,
                 limits: SwitchLimits::NONE,

@@ -91,18 +91,27 @@ impl Controller {
         if switch.incarnation == presence.incarnation {
             switch.connection = Some(connection);
             (switch.limits, switch.unnamed) = (limits, presence.held);
+            switch.unjudged = presence.held == 0;
             switch.communicators.clear();
             switch.inventory_until = Some(self.now + self.config.inventory_grace);
             // Answers of the old connection may be lost.
             self.end_forming(id, "its control connection was closed");
             self.set_role(connection, Role::Switch(id));
             if presence.held == 0 {
-                self.all_named(id);
+                // Its reports, which may say why, are behind this message. It answers when it has written them all.
+                self.send(connection, FromController::Ping);
             }
         } else {
             self.switch_lost(id, "it was restarted");
         }
         self.switches.contains_key(&id)
+    }
+
+    /// A switch answers: it has written all that it says first.
+    pub(super) fn has_introduced_itself(&mut self, id: SwitchId) {
+        if self.switches.get(&id).is_some_and(|switch| switch.unjudged) {
+            self.all_named(id);
+        }
     }
 
     /// A switch names nodes that it has.
@@ -200,16 +209,20 @@ impl Controller {
 
     /// Switches had time to name what they have.
     pub(super) fn end_inventories(&mut self, now: Instant) {
-        let mut late = Vec::new();
-        for switch in self.switches.values_mut() {
+        let (mut late, mut mute) = (Vec::new(), Vec::new());
+        for (&id, switch) in &mut self.switches {
             if switch.inventory_until.is_some_and(|until| until <= now) {
                 switch.inventory_until = None;
                 switch.early.clear();
                 late.extend(switch.connection.filter(|_| switch.unnamed > 0));
+                mute.extend(switch.unjudged.then_some(id));
             }
         }
         for connection in late {
             self.misbehaved(connection, "it did not name the nodes that it has in time".to_owned());
+        }
+        for switch in mute {
+            self.all_named(switch);
         }
     }
 
@@ -226,6 +239,9 @@ impl Controller {
 
     /// It is known what a switch has: what it should have and has not is lost.
     pub(super) fn all_named(&mut self, id: SwitchId) {
+        if let Some(switch) = self.switches.get_mut(&id) {
+            switch.unjudged = false;
+        }
         let Some(switch) = self.switches.get(&id) else { return };
         let Some(connection) = switch.connection else { return };
         let reason = switch.lost("it has lost its part of the communicator".to_owned());
@@ -259,7 +275,7 @@ impl Controller {
     pub(super) fn switch_away(&mut self, id: SwitchId, detail: &str) {
         let Some(switch) = self.switches.get_mut(&id) else { return };
         switch.connection = None;
-        switch.unnamed = 0;
+        (switch.unnamed, switch.unjudged) = (0, false);
         switch.inventory_until = None;
         switch.early.clear();
         self.end_forming(id, detail);

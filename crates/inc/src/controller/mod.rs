@@ -138,6 +138,9 @@ struct Switch {
     incarnation: u64,
     /// Nodes that it has and has not named yet.
     unnamed: u32,
+    /// It has come back without any, and was asked whether it is there: what it has reported before it answers is read
+    /// first.
+    unjudged: bool,
     name: String,
     address: IpAddr,
     limits: SwitchLimits,
@@ -156,7 +159,7 @@ struct Switch {
 impl Switch {
     /// Whether it can be asked for nodes.
     const fn serves(&self) -> bool {
-        self.connection.is_some() && self.unnamed == 0
+        self.connection.is_some() && self.unnamed == 0 && !self.unjudged
     }
 }
 
@@ -302,6 +305,7 @@ impl Controller {
             return self.turn_away(connection, refusal);
         }
         match (role, message) {
+            (Role::Switch(id), ToController::Pong) => self.has_introduced_itself(id),
             (_, ToController::Pong) => {}
             (Role::New { .. }, ToController::Register { name, address, limits, presence }) => {
                 self.register(connection, name, address, limits, presence);

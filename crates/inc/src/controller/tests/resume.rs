@@ -498,7 +498,7 @@ fn a_switch_that_is_cut_off_serves_what_it_serves() {
     assert!(matches!(world.heard(new)[..], [FromController::GroupReady { .. }]));
     world.pass(seconds(5.0));
     assert_eq!(world.heard(hosts[0]), []);
-    // One that has lost a node ends its communicator, and a report that comes first says why.
+    // One that has lost a node ends its communicator, unless a report says why.
     world.close(back);
     let again = ConnectionId(1002);
     world.switch_with(again, "s", 1, presence);
@@ -507,6 +507,50 @@ fn a_switch_that_is_cut_off_serves_what_it_serves() {
     let incarnation = Some(3);
     let reason = AbortReason::SwitchLost { name, address, detail, incarnation };
     assert_eq!(world.heard(hosts[0]), [FromController::Abort { reason }]);
+}
+
+/// A switch writes all that it says first before it reads what it is asked.
+#[test]
+fn what_a_switch_reports_that_comes_back_without_nodes_is_read_before_it_is_judged() {
+    let presence = Presence { incarnation: 3, ..Presence::default() };
+    let address = IpAddr::from([127, 0, 1, 1]);
+    for reports in [true, false] {
+        let mut world = World::new();
+        world.switch_with(SWITCH, "s", 1, presence);
+        let (hosts, communicator) = world.ready(10, "g", 2);
+        world.close(SWITCH);
+        let back = ConnectionId(1001);
+        world.connect(back);
+        let (name, limits) = ("s".to_owned(), SwitchLimits::NONE);
+        let register = ToController::Register { name, address, limits, presence };
+        world.controller.handle_message(world.now, back, register);
+        let term = world.controller.term();
+        let ping = Output::Send { connection: back, term, message: FromController::Ping };
+        assert_eq!(world.controller.poll_output(), Some(ping));
+        assert_eq!(world.controller.poll_output(), None);
+        // Nothing new is asked of it meanwhile.
+        let new = world.join(30, "new", 1, 0);
+        assert_eq!(world.heard(new), []);
+        let reason = if reports {
+            let (rank, detail) = (1, "count".to_owned());
+            let report = SwitchReport::Mismatch { rank, detail: detail.clone() };
+            world.say(back, ToController::Report { communicator, report });
+            world.say(back, ToController::Pong);
+            AbortReason::Mismatch { rank, detail }
+        } else {
+            // It says this and that, but does not answer.
+            world.controller.end_inventories(world.now + seconds(10.0));
+            world.settle();
+            let (name, detail) = ("s".to_owned(), "it has lost its part of the communicator");
+            let (detail, incarnation) = (detail.to_owned(), Some(3));
+            AbortReason::SwitchLost { name, address, detail, incarnation }
+        };
+        for host in hosts {
+            assert_eq!(world.heard(host), [FromController::Abort { reason: reason.clone() }]);
+        }
+        assert_eq!(world.heard(back).pop(), Some(FromController::Registered));
+        assert!(matches!(world.heard(new)[..], [FromController::GroupReady { .. }]));
+    }
 }
 
 #[test]
