@@ -748,6 +748,67 @@ fn a_switch_that_does_not_come_back_is_told_as_a_switch_and_not_as_a_rank() {
     assert_eq!(world.heard(late), expected);
 }
 
+/// Its machine has lost its power: as far as the controller knows all are connected.
+#[test]
+fn of_hosts_of_before_the_one_whose_switch_is_silent_is_lost_and_never_who_says_so() {
+    let at = |rank: u32| hello("g", 4, rank).address;
+    let host = |rank| Some(LostSwitch { address: at(rank), incarnation: Some(0) });
+    // Ranks 1 and 3 share an address.
+    for (switch, named) in [
+        (host(2), Some(2)),
+        (host(0), Some(0)),
+        (host(1), None),
+        // Who has no rank here, and the process of a switch.
+        (host(9), None),
+        (Some(LostSwitch { address: at(2), incarnation: Some(7) }), None),
+        (None, None),
+    ] {
+        for further_up in [false, true] {
+            let mut world = World::new();
+            let hosts = [0, 1, 2, 3].map(|rank| {
+                let address = if rank == 3 { at(1) } else { at(rank) };
+                back(&mut world, rank.into(), Resume { address, ..claim("g", 4, rank) })
+            });
+            hosts.iter().for_each(|&host| drop(world.heard(host)));
+            let detail = "silent".to_owned();
+            let said = ToController::SwitchLost { detail, tree: 2, switch, further_up };
+            world.say(hosts[0], said);
+            world.pass(seconds(1.0));
+            let heard = world.heard(hosts[1]);
+            let [FromController::Abort { reason }] = &heard[..] else { panic!("{heard:?}") };
+            match (reason, named.filter(|_| !further_up)) {
+                (AbortReason::PeerLost { rank, detail }, Some(named)) => {
+                    let wanted = "its switch: rank 0 cannot reach it: silent";
+                    assert_eq!((*rank, detail.as_str()), (named, wanted));
+                }
+                (AbortReason::SwitchLost { name, address, .. }, None) => {
+                    let wanted = switch.map_or(IpAddr::from([0_u8; 4]), |switch| switch.address);
+                    assert_eq!((name.as_str(), *address), ("", wanted));
+                }
+                (reason, named) => panic!("{reason:?}, not {named:?}"),
+            }
+        }
+    }
+}
+
+/// Its own switch has told it, and lives. It may be away itself by then.
+#[test]
+fn of_hosts_of_before_one_that_is_away_is_lost_and_not_who_has_heard_of_it() {
+    let host = LostSwitch { address: hello("g", 3, 0).address, incarnation: Some(0) };
+    for own in [None, Some(host)] {
+        let mut world = World::new();
+        let hosts = [0, 1, 2].map(|rank| back(&mut world, rank.into(), claim("g", 3, rank)));
+        hosts.iter().for_each(|&host| drop(world.heard(host)));
+        let detail = "silent".to_owned();
+        let said = ToController::SwitchLost { detail, tree: 0, switch: own, further_up: true };
+        world.say(hosts[0], said);
+        world.close(hosts[0]);
+        world.close(hosts[2]);
+        world.pass(seconds(1.0));
+        assert_eq!(world.heard(hosts[1]), lost(2, "silent"));
+    }
+}
+
 #[test]
 fn a_switch_below_that_does_not_come_back_is_told_as_a_switch() {
     let address = IpAddr::from([127, 0, 1, 2]);
