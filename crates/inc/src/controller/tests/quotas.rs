@@ -1,5 +1,6 @@
 //! Tokens and quotas: one who wants too much is refused, and disturbs nobody else.
 
+use super::trees::{Answer, Lab};
 use super::*;
 use crate::protocol::{Resume, TokenProblem};
 
@@ -222,6 +223,34 @@ fn nodes_that_wait_for_those_below_count() {
     world.say(more, ToController::Join(hello("more", 1, 0)));
     let refusal = world.refusal(more);
     assert!(matches!(refusal, Refusal::Quota { used: 3, wanted: 1, .. }), "{refusal}");
+}
+
+#[test]
+fn a_group_that_is_planned_again_is_not_kept_out_by_what_it_is_having_destroyed() {
+    let source_quotas = Quotas { communicators: 3, ..Quotas::NONE };
+    let fan_in = FanIn::new(2).unwrap();
+    // Two leaves and a root, and two connections: whichever of them a switch refuses, the other two have room.
+    for refused in 0..5 {
+        let config = ControllerConfig { source_quotas, fan_in, ..ControllerConfig::new(7) };
+        let mut lab = Lab::with(config, 3);
+        let hosts = [0, 1, 2, 3].map(|rank| {
+            let connection = come(&mut lab.world, rank.into(), HOSTILE, None);
+            lab.world.say(connection, ToController::Join(hello("g", 4, rank)));
+            connection
+        });
+        hosts.iter().for_each(|&host| lab.world.end(host));
+        lab.run(|request| if request == refused { Answer::Failed } else { Answer::Done });
+        hosts.iter().for_each(|&host| lab.world.end(host));
+        lab.run(|_| Answer::Done);
+        let state = lab.world.controller.group_state("g");
+        assert_eq!(state, Some(GroupState::CommunicatorReady), "{refused}");
+        assert_eq!(lab.world.controller.census().communicators, 3);
+        // It has its whole quota, and no more.
+        let more = come(&mut lab.world, 10, HOSTILE, None);
+        lab.world.say(more, ToController::Join(hello("more", 1, 0)));
+        let refusal = lab.world.refusal(more);
+        assert!(matches!(refusal, Refusal::Quota { used: 3, wanted: 1, .. }), "{refusal}");
+    }
 }
 
 #[test]
