@@ -268,7 +268,7 @@ impl Controller {
         }
         self.send(connection, FromController::Registered);
         self.tell_controllers(connection);
-        self.plan_waiting();
+        self.replanning.has_new_room = true;
     }
 
     /// The connection of a switch is gone. Communicators that are ready do without.

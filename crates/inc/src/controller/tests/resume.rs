@@ -540,7 +540,7 @@ fn what_a_switch_reports_that_comes_back_without_nodes_is_read_before_it_is_judg
         } else {
             // It says this and that, but does not answer.
             world.controller.end_inventories(world.now + seconds(10.0));
-            world.settle();
+            world.say(back, ToController::CommunicatorDestroyed { communicator });
             let (name, detail) = ("s".to_owned(), "it has lost its part of the communicator");
             let (detail, incarnation) = (detail.to_owned(), Some(3));
             AbortReason::SwitchLost { name, address, detail, incarnation }
