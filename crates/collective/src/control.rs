@@ -87,7 +87,7 @@ pub(crate) struct Receiver {
 /// Where messages go.
 pub(crate) struct Sender {
     state: Mutex<Outgoing>,
-    /// The switches that this rank is connected to, none of which is a host.
+    /// The switches that this rank is connected to. Those of hosts have incarnation 0.
     switches: OnceLock<Vec<LostSwitch>>,
     /// What the controller has said of others.
     learned: Learned,
@@ -193,13 +193,18 @@ impl Sender {
         &self.learned
     }
 
-    /// Says last that a switch is lost, and which one if this rank was connected to it, or to that which has told it.
+    /// Says last that a switch is lost, and which one it is, or that which has told it.
     pub(crate) fn say_switch_lost(&self, error: &CollectiveError, detail: String, tree: usize) {
-        let CollectiveError::SwitchLost { switch: address, .. } = error else { return };
+        let &CollectiveError::SwitchLost { switch: address, incarnation, .. } = error else {
+            return;
+        };
         // Of one further up nothing is known here but which switch has told it, and that one is not lost.
         let further_up = error.is_loss_further_up();
         let mut known = self.switches.get().into_iter().flatten();
-        let switch = known.find(|known| known.address == *address).copied();
+        let known = known.find(|known| known.address == address).copied();
+        // A controller has named it that may not be there any more.
+        let other = LostSwitch { address, incarnation };
+        let switch = known.or((!further_up).then_some(other));
         let (detail, tree) = (shortened(detail), tree as u8);
         self.say_last(ToController::SwitchLost { detail, tree, switch, further_up });
     }
@@ -361,6 +366,7 @@ mod tests {
     use std::io::{Read, Write};
     use std::net::{IpAddr, Ipv4Addr, TcpListener};
 
+    use millstream_inc::Abort;
     use millstream_inc::protocol::MAX_TERM;
     use socket2::{Domain, Socket, Type};
 
@@ -423,6 +429,34 @@ mod tests {
         assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused, "{error}");
         let (_listener, stream, _sender, _receiver) = connected();
         set_up(&stream).unwrap();
+    }
+
+    #[test]
+    fn a_switch_that_is_lost_is_named_and_one_that_tells_of_another_is_said_to() {
+        let at = |last| IpAddr::from([10, 0, 0, last]);
+        let above = Abort::ParentLost.to_string();
+        // Of hosts' processes, too, which have no other incarnation.
+        let ours = LostSwitch { address: at(1), incarnation: Some(0) };
+        let other = LostSwitch { address: at(2), incarnation: Some(9) };
+        for (address, incarnation, detail, named) in [
+            (at(1), None, "it does not answer", Some(ours)),
+            (at(2), Some(9), "rank 3 cannot reach it", Some(other)),
+            (at(1), None, &*above, Some(ours)),
+            (at(2), None, &*above, None),
+        ] {
+            let (_listener, mut stream, sender, _receiver) = connected();
+            sender.set_switches(&[ours]);
+            let (switch, tree) = (address, 1);
+            let error =
+                CollectiveError::SwitchLost { switch, detail: detail.to_owned(), incarnation };
+            sender.say_switch_lost(&error, detail.to_owned(), tree);
+            let (detail, tree, further_up) = (detail.to_owned(), 1, detail == above);
+            let expected = ToController::SwitchLost { detail, tree, switch: named, further_up };
+            let expected = encode(&expected).unwrap();
+            let mut bytes = vec![0; expected.len()];
+            stream.read_exact(&mut bytes).unwrap();
+            assert_eq!(bytes, expected, "{error:?}");
+        }
     }
 
     #[test]

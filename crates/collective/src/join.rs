@@ -370,9 +370,7 @@ fn join_once(
     let others = plan.more.iter().map(|tree| neighbour(tree.address, tree.incarnation));
     let neighbours: Vec<LostSwitch> =
         [neighbour(plan.address, plan.incarnation)].into_iter().chain(others).collect();
-    if trees.fallback.is_none() {
-        sender.set_switches(&neighbours);
-    }
+    sender.set_switches(&neighbours);
     let processes = [neighbours, plan.processes].concat();
     let listener = rendezvous.and_then(|rendezvous| rendezvous.listener);
     let rendezvous = plan.meeting.map(|point| Rendezvous { point: *point, listener });

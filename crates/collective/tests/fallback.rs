@@ -2,15 +2,17 @@
 
 mod common;
 
-use std::net::SocketAddr;
+use std::io::Read;
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::Duration;
 
 use common::rank::{self, Rank, answer};
-use common::{Cluster, address, each, join_all, leave, skip, start_switch};
+use common::{Cluster, PATIENCE, address, each, join_all, leave, skip, start_switch};
 use millstream_collective::{
     CollectiveError, Communicator, JoinConfig, JoinError, Path, ReduceOperation::Sum, Refusal,
 };
+use millstream_inc::protocol::{FrameDecoder, LostSwitch, ToController};
 use millstream_lab::Stopwatch;
 use millstream_verbs::{Device, Driver, SoftConfig};
 
@@ -232,7 +234,15 @@ fn part_of_another_test() {
 }
 
 fn processes(cluster: &Cluster, world: u32) -> Vec<Rank> {
-    Rank::start_all(world, |rank| format!("{} {world} {rank} {}", cluster.controller, address()))
+    processes_at(cluster, &(0..world).map(|_| address()).collect::<Vec<IpAddr>>())
+}
+
+/// At these addresses, one for each.
+fn processes_at(cluster: &Cluster, addresses: &[IpAddr]) -> Vec<Rank> {
+    let world = addresses.len() as u32;
+    let words =
+        |rank: u32| format!("{} {world} {rank} {}", cluster.controller, addresses[rank as usize]);
+    Rank::start_all(world, words)
 }
 
 /// Has each of them begin a sum of so many elements.
@@ -259,6 +269,43 @@ fn a_rank_that_is_killed_in_a_call_ends_it_for_the_others() {
     }
     let took = stopwatch.took();
     assert!(took.own() < BOUND, "after {took}");
+}
+
+/// The next thing that a rank says to a controller.
+fn next(stream: &mut TcpStream, decoder: &mut FrameDecoder) -> ToController {
+    loop {
+        if let Some(message) = decoder.next_message().unwrap() {
+            return message;
+        }
+        let mut bytes = [0; 4096];
+        let count = stream.read(&mut bytes).unwrap();
+        assert_ne!(count, 0, "it has closed the connection");
+        decoder.extend(&bytes[..count]);
+    }
+}
+
+/// A controller that was restarted knows no trees: it cannot tell which host it is.
+#[test]
+fn a_rank_says_which_host_has_the_switch_that_does_not_answer() {
+    let mut cluster = Cluster::of_hosts();
+    let addresses = [address(), address(), address()];
+    let mut ranks = processes_at(&cluster, &addresses);
+    let silent = ranks.pop().unwrap();
+    silent.signal("STOP");
+    drop(cluster.controller_daemon.take());
+    let listener = TcpListener::bind(cluster.controller).unwrap();
+    call(&mut ranks, 1_000_000);
+    // One of both is enough.
+    let (mut stream, _) = listener.accept().unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut decoder = FrameDecoder::new();
+    let first = next(&mut stream, &mut decoder);
+    assert!(matches!(first, ToController::Resume(_)), "{first:?}");
+    let said = next(&mut stream, &mut decoder);
+    let ToController::SwitchLost { switch: Some(switch), further_up: false, .. } = said else {
+        panic!("{said:?}")
+    };
+    assert_eq!(switch, LostSwitch { address: addresses[2], incarnation: Some(0) });
 }
 
 #[test]

@@ -14,8 +14,8 @@ use millstream_inc::controller::{
 };
 pub use millstream_inc::plan::FanIn;
 use millstream_inc::protocol::{
-    Commanded, DEFAULT_PORT, FrameError, FromController, Refusal, ToController, TokenProblem,
-    encode,
+    Commanded, DEFAULT_PORT, FrameError, FromController, MAX_HELD, Refusal, ToController,
+    TokenProblem, encode,
 };
 use millstream_net::token::{Purpose, Responder, Said, TokenError, draw_nonce};
 use thiserror::Error;
@@ -32,8 +32,12 @@ use crate::state::{Keeper, REPLIES, StateError, StateLocation, TlsFiles};
 use crate::tls::{Guard, ServerTls};
 use crate::tokens::Tokens;
 
-/// Messages on their way to one peer. A healthy one has a handful.
-const OUTGOING_MESSAGES: usize = 256;
+/// Messages on their way to one peer. A healthy one has a handful, but a switch may be told at once of all nodes that it
+/// has from before, and of as many that were made since. Room for them is made as it is needed.
+const OUTGOING_MESSAGES: usize = 2 * MAX_HELD as usize;
+
+/// Bytes of these. Those that say who is below a node are the longest.
+const OUTGOING_BYTES: usize = 32 << 20;
 
 /// Messages of all peers on their way to the controller.
 const INCOMING_MESSAGES: usize = 1024;
@@ -288,6 +292,8 @@ struct Peer {
     proof: Option<Responder>,
     /// Dropped, it lets the connection end when all is sent.
     outgoing: mpsc::Sender<Outgoing>,
+    /// For the bytes of what is on its way.
+    room: Arc<Semaphore>,
 }
 
 /// A message on its way.
@@ -295,6 +301,8 @@ struct Outgoing {
     frame: Vec<u8>,
     /// It is not sent when this is over.
     lease: Option<Arc<Lease>>,
+    /// For its bytes, until it is sent.
+    room: OwnedSemaphorePermit,
 }
 
 struct Daemon {
@@ -324,7 +332,8 @@ impl Daemon {
         let tokens = self.tokens.as_ref().filter(|tokens| !tokens.secrets().is_empty());
         let own = stream.local_addr().ok().filter(|_| tokens.is_some());
         let proof = own.map(|own| Responder::new(Purpose::Control, own, "controller"));
-        self.peers.insert(connection, Peer { address, known: false, proof, outgoing });
+        let (known, room) = (false, Arc::new(Semaphore::new(OUTGOING_BYTES)));
+        self.peers.insert(connection, Peer { address, known, proof, outgoing, room });
         let (events, guard) = (self.events.clone(), self.guard.clone());
         tokio::spawn(async move {
             admit(connection, address, guard, stream, frames, events).await;
@@ -528,7 +537,10 @@ impl Daemon {
         let command = Commanded { term, message: message.clone() };
         let leadership = self.leadership.as_ref();
         let lease = leadership.and_then(|leadership| leadership.lease(&self.controller));
-        let send = |frame| peer.outgoing.try_send(Outgoing { frame, lease }).is_ok();
+        let send = |frame: Vec<u8>| {
+            let room = Arc::clone(&peer.room).try_acquire_many_owned(frame.len() as u32);
+            room.is_ok_and(|room| peer.outgoing.try_send(Outgoing { frame, lease, room }).is_ok())
+        };
         let sent = encode(&command).is_ok_and(send);
         if !sent {
             // It does not read what it is sent: as good as dead.
@@ -609,7 +621,7 @@ async fn converse(
     };
     let write = async {
         let mut early = early.into_iter();
-        while let Some(Outgoing { frame, lease }) = match early.next() {
+        while let Some(Outgoing { frame, lease, room }) = match early.next() {
             Some(outgoing) => Some(outgoing),
             None => frames.recv().await,
         } {
@@ -626,6 +638,7 @@ async fn converse(
             if !matches!(written, Ok(Ok(()))) {
                 break;
             }
+            drop(room);
         }
         let _ = writer.shutdown().await;
     };

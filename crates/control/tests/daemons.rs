@@ -1,9 +1,10 @@
 //! The daemons, each against a peer that the test plays itself.
 
 use std::fs;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::pin::pin;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc;
 use std::thread;
@@ -13,8 +14,8 @@ use millstream_control::controller::{self, ControllerConfig};
 use millstream_control::switch::{self, SwitchConfig};
 use millstream_control::{Shutdown, shutdown};
 use millstream_inc::protocol::{
-    Commanded, FrameDecoder, FromController, HeldNode, MAX_TERM, Message, PortCounters, Presence,
-    Refusal, SwitchChild, SwitchLimits, SwitchReport, ToController, encode,
+    Commanded, FrameDecoder, FromController, HeldNode, MAX_HELD_AT_ONCE, MAX_TERM, Message,
+    PortCounters, Presence, Refusal, SwitchChild, SwitchLimits, SwitchReport, ToController, encode,
 };
 use millstream_inc::{CommunicatorOptions, Ranks};
 use millstream_net::OpenError;
@@ -33,11 +34,25 @@ fn address() -> IpAddr {
 }
 
 fn start_controller() -> (Shutdown, SocketAddr) {
+    start_controller_with(ControllerConfig::new(ANY_PORT), mpsc::channel().1)
+}
+
+/// One that stands still for each of these times as it comes.
+fn start_controller_with(
+    config: ControllerConfig,
+    standstills: mpsc::Receiver<Duration>,
+) -> (Shutdown, SocketAddr) {
     let (stop, stopped) = shutdown();
     let (ready, listening) = mpsc::channel();
     thread::spawn(move || {
         let ready = move |address| ready.send(address).unwrap();
-        controller::run(ControllerConfig::new(ANY_PORT), ready, stopped).unwrap();
+        let mut stopped = pin!(stopped);
+        // It is asked each time that the controller has nothing else to do.
+        let shutdown = poll_fn(|context| {
+            standstills.try_iter().for_each(thread::sleep);
+            stopped.as_mut().poll(context)
+        });
+        controller::run(config, ready, shutdown).unwrap();
     });
     (stop, listening.recv_timeout(PATIENCE).unwrap())
 }
@@ -109,6 +124,47 @@ fn a_peer_that_talks_nonsense_is_told_so_and_nobody_else_notices() {
     drop(peer);
     // The bystander's next news is that it is asked whether it lives.
     assert_eq!(bystander.hear(), Some(FromController::Ping));
+}
+
+/// Nobody claims them, and their time is over while the controller stands still.
+#[test]
+fn a_switch_is_told_at_once_of_more_nodes_than_a_peer_usually_has_messages() {
+    const HELD: u32 = 300;
+    let mut config = ControllerConfig::new(ANY_PORT);
+    config.rules.inventory_grace = Duration::from_secs(1);
+    let (standstill, standstills) = mpsc::channel();
+    let (_stop, controller) = start_controller_with(config, standstills);
+    let mut switch = Peer::new(TcpStream::connect(controller).unwrap());
+    let ToController::Register { name, address, limits, presence } = register(address()) else {
+        unreachable!("made above")
+    };
+    let presence = Presence { held: HELD, ..presence };
+    switch.say(&ToController::Register { name, address, limits, presence });
+    let node = |communicator: u64| {
+        let (group, below) = ([communicator, 1], Vec::new());
+        HeldNode { group, communicator, children: 1, below, tree: 0 }
+    };
+    let nodes: Vec<HeldNode> = (0..u64::from(HELD)).map(node).collect();
+    for nodes in nodes.chunks(MAX_HELD_AT_ONCE) {
+        switch.say(&ToController::Held { nodes: nodes.to_vec() });
+    }
+    assert_eq!(switch.hear(), Some(FromController::Registered));
+    standstill.send(Duration::from_millis(1200)).unwrap();
+    switch.say(&ToController::Pong);
+    let mut ended = Vec::new();
+    let mut pings = 0;
+    // It is connected still.
+    while ended.len() < nodes.len() || pings == 0 {
+        match switch.hear() {
+            Some(FromController::EndCommunicator { communicator }) => ended.push(communicator),
+            Some(FromController::Ping) => {
+                pings += u32::from(ended.len() == nodes.len());
+                switch.say(&ToController::Pong);
+            }
+            message => panic!("{message:?} after {} nodes", ended.len()),
+        }
+    }
+    assert!(ended.iter().eq(nodes.iter().map(|node| &node.communicator)), "{ended:?}");
 }
 
 #[test]

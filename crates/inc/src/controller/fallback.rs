@@ -20,6 +20,9 @@ use crate::protocol::{
 };
 use crate::stripe::MAX_TREES;
 
+/// That of a switch of a host's process. The group ends with it, so there is no other one after it.
+pub(super) const HOSTS_INCARNATION: u64 = 0;
+
 /// What is known of a group whose hosts take the place of switches.
 #[derive(Debug)]
 pub(super) struct Fallback {
@@ -195,8 +198,9 @@ impl Controller {
             switches[rank as usize] = switch;
             let host = Switch {
                 connection: member.connection,
-                incarnation: 0,
+                incarnation: HOSTS_INCARNATION,
                 unnamed: 0,
+                unjudged: false,
                 name: format!("rank {rank}"),
                 address: member.address,
                 limits: SwitchLimits::NONE,

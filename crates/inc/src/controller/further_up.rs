@@ -12,6 +12,7 @@ use core::time::Duration;
 use millstream_roce::Instant;
 
 use super::group::{End, Group};
+use super::resume::UNKNOWN;
 use super::{Controller, GroupId, Switch};
 use crate::protocol::{AbortReason, LostSwitch, shortened};
 
@@ -60,17 +61,17 @@ impl Controller {
         for id in due {
             let known = self.groups.get_mut(&id).and_then(|group| group.further_up.take());
             let Some(FurtherUp { rank, tree, own, detail, .. }) = known else { continue };
-            let reason = match (self.likely_lost(id, tree, rank), own) {
+            // Where hosts take the place of switches, one that is away was perhaps it.
+            let of_hosts = own.is_none_or(|own| self.host_of_before(id, own).is_some());
+            let away = self.away_beside(id, rank).filter(|_| of_hosts);
+            let reason = match (self.likely_lost(id, tree, rank), away) {
                 (Some(switch), _) => {
                     let said = format!("rank {rank} has heard so from a switch below");
                     switch.lost(said)
                 }
+                (None, Some(rank)) => AbortReason::PeerLost { rank, detail },
                 // Its trees are of an earlier controller. The detail says that it is one further up.
-                (None, Some(LostSwitch { address, incarnation })) => {
-                    let name = self.name_of(address, incarnation);
-                    AbortReason::SwitchLost { name, address, detail, incarnation }
-                }
-                (None, None) => AbortReason::PeerLost { rank, detail },
+                (None, None) => self.lost_of_before(own.unwrap_or(UNKNOWN), detail),
             };
             self.end_group(id, &End::Aborted(reason));
         }

@@ -205,6 +205,11 @@ impl Group {
         self.members.len() == self.world as usize
     }
 
+    /// Whether it is full, and has no trees yet.
+    pub(super) fn waits_for_trees(&self) -> bool {
+        self.is_full() && self.trees.is_none() && !self.ready
+    }
+
     /// Whether a rank is connected to switches.
     pub(super) fn is_wired(&self, rank: u32) -> bool {
         self.hosts.is_empty() || self.hosts.contains_key(&rank)

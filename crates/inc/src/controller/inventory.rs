@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use millstream_roce::Instant;
 
 use super::group::{End, Group};
+use super::quotas::OwnedNode;
 use super::{ConnectionId, Controller, GroupId, Role, Switch};
 use crate::plan::{Forest, SwitchId};
 use crate::protocol::{
@@ -90,18 +91,27 @@ impl Controller {
         if switch.incarnation == presence.incarnation {
             switch.connection = Some(connection);
             (switch.limits, switch.unnamed) = (limits, presence.held);
+            switch.unjudged = presence.held == 0;
             switch.communicators.clear();
             switch.inventory_until = Some(self.now + self.config.inventory_grace);
             // Answers of the old connection may be lost.
             self.end_forming(id, "its control connection was closed");
             self.set_role(connection, Role::Switch(id));
             if presence.held == 0 {
-                self.all_named(id);
+                // Its reports, which may say why, are behind this message. It answers when it has written them all.
+                self.send(connection, FromController::Ping);
             }
         } else {
             self.switch_lost(id, "it was restarted");
         }
         self.switches.contains_key(&id)
+    }
+
+    /// A switch answers: it has written all that it says first.
+    pub(super) fn has_introduced_itself(&mut self, id: SwitchId) {
+        if self.switches.get(&id).is_some_and(|switch| switch.unjudged) {
+            self.all_named(id);
+        }
     }
 
     /// A switch names nodes that it has.
@@ -122,7 +132,13 @@ impl Controller {
         switch.unnamed -= count as u32;
         let last = switch.unnamed == 0;
         let owned = |node: &HeldNode| {
-            (node.communicator, self.owned_node(node.communicator, node.children as usize))
+            let &HeldNode { communicator, group, children, .. } = node;
+            // Others can say its number, too.
+            let owned = match self.is_known(id, communicator, group) {
+                Some(true) => self.owned_node(communicator, children as usize),
+                Some(false) | None => OwnedNode::default(),
+            };
+            (communicator, owned)
         };
         let owned: Vec<_> = nodes.iter().map(owned).collect();
         if let Some(switch) = self.switches.get_mut(&id) {
@@ -193,16 +209,20 @@ impl Controller {
 
     /// Switches had time to name what they have.
     pub(super) fn end_inventories(&mut self, now: Instant) {
-        let mut late = Vec::new();
-        for switch in self.switches.values_mut() {
+        let (mut late, mut mute) = (Vec::new(), Vec::new());
+        for (&id, switch) in &mut self.switches {
             if switch.inventory_until.is_some_and(|until| until <= now) {
                 switch.inventory_until = None;
                 switch.early.clear();
                 late.extend(switch.connection.filter(|_| switch.unnamed > 0));
+                mute.extend(switch.unjudged.then_some(id));
             }
         }
         for connection in late {
             self.misbehaved(connection, "it did not name the nodes that it has in time".to_owned());
+        }
+        for switch in mute {
+            self.all_named(switch);
         }
     }
 
@@ -219,6 +239,9 @@ impl Controller {
 
     /// It is known what a switch has: what it should have and has not is lost.
     pub(super) fn all_named(&mut self, id: SwitchId) {
+        if let Some(switch) = self.switches.get_mut(&id) {
+            switch.unjudged = false;
+        }
         let Some(switch) = self.switches.get(&id) else { return };
         let Some(connection) = switch.connection else { return };
         let reason = switch.lost("it has lost its part of the communicator".to_owned());
@@ -245,14 +268,14 @@ impl Controller {
         }
         self.send(connection, FromController::Registered);
         self.tell_controllers(connection);
-        self.plan_waiting();
+        self.replanning.has_new_room = true;
     }
 
     /// The connection of a switch is gone. Communicators that are ready do without.
     pub(super) fn switch_away(&mut self, id: SwitchId, detail: &str) {
         let Some(switch) = self.switches.get_mut(&id) else { return };
         switch.connection = None;
-        switch.unnamed = 0;
+        (switch.unnamed, switch.unjudged) = (0, false);
         switch.inventory_until = None;
         switch.early.clear();
         self.end_forming(id, detail);
@@ -298,7 +321,8 @@ impl Controller {
         self.group_of(held.group)
     }
 
-    /// The group of a node that a switch has, or has had: what it has not any more it does not name.
+    /// The group of a node that a switch has, or has had: what it has not any more it does not name. Of those the root is
+    /// known, by the number that the ranks say, and believed of switches that may have had it.
     pub(super) fn find_claimed(&self, id: SwitchId, communicator: u64) -> Option<GroupId> {
         if self.held.contains_key(&communicator) || self.nodes.contains_key(&communicator) {
             return self.find_held(id, communicator);
@@ -307,10 +331,15 @@ impl Controller {
         if switch.unnamed > 0 || switch.inventory_until.is_none() {
             return None;
         }
-        let root = |group: &Group| {
-            group.revived.as_ref().is_some_and(|revived| revived.communicator == communicator)
+        let has_others = |group: &Group| {
+            self.held.values().any(|held| held.switch == id && held.group == group.identity)
         };
-        self.groups.iter().find(|(_, group)| root(group)).map(|(&id, _)| id)
+        let had_root = |group: &Group| {
+            let revived = group.revived.as_ref().filter(|it| it.communicator == communicator);
+            let from_before = revived.filter(|it| !it.made_here);
+            from_before.is_some_and(|it| it.may_be_rooted_on(switch) || has_others(group))
+        };
+        self.groups.iter().find(|(_, group)| had_root(group)).map(|(&id, _)| id)
     }
 
     pub(super) fn held_gone(&mut self, communicator: u64) {

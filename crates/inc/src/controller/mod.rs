@@ -25,6 +25,7 @@ mod overview;
 mod placement;
 mod quotas;
 mod record;
+mod replanning;
 mod resume;
 mod shared_memory;
 mod switches;
@@ -58,6 +59,7 @@ use crate::protocol::{
 };
 use crate::topology::SwitchIndex;
 use record::Records;
+use replanning::Replanning;
 use resume::Ended;
 
 /// A connection, by a number that its owner never uses twice.
@@ -138,6 +140,9 @@ struct Switch {
     incarnation: u64,
     /// Nodes that it has and has not named yet.
     unnamed: u32,
+    /// It has come back without any, and was asked whether it is there: what it has reported before it answers is read
+    /// first.
+    unjudged: bool,
     name: String,
     address: IpAddr,
     limits: SwitchLimits,
@@ -156,7 +161,7 @@ struct Switch {
 impl Switch {
     /// Whether it can be asked for nodes.
     const fn serves(&self) -> bool {
-        self.connection.is_some() && self.unnamed == 0
+        self.connection.is_some() && self.unnamed == 0 && !self.unjudged
     }
 }
 
@@ -197,8 +202,11 @@ pub struct Controller {
     standby: Option<StandBy>,
     /// Where all controllers are, if there are several.
     controllers: Vec<SocketAddr>,
-    /// A switch has more room than when full groups without a tree were planned last.
-    has_new_room: bool,
+    /// How far full groups without a tree are planned again.
+    replanning: Replanning,
+    /// How often trees were chosen.
+    #[cfg(test)]
+    chosen: core::cell::Cell<usize>,
     next_switch: u64,
     next_group: u64,
     next_communicator: u64,
@@ -231,7 +239,9 @@ impl Controller {
             records: Records::default(),
             standby: None,
             controllers: Vec::new(),
-            has_new_room: false,
+            replanning: Replanning::new(),
+            #[cfg(test)]
+            chosen: core::cell::Cell::new(0),
             next_switch: 0,
             next_group: 0,
             next_communicator,
@@ -302,6 +312,7 @@ impl Controller {
             return self.turn_away(connection, refusal);
         }
         match (role, message) {
+            (Role::Switch(id), ToController::Pong) => self.has_introduced_itself(id),
             (_, ToController::Pong) => {}
             (Role::New { .. }, ToController::Register { name, address, limits, presence }) => {
                 self.register(connection, name, address, limits, presence);
@@ -338,7 +349,8 @@ impl Controller {
             }
             (Role::Switch(id), ToController::CommunicatorDestroyed { communicator }) => {
                 if let Some(switch) = self.switches.get_mut(&id) {
-                    self.has_new_room |= switch.communicators.remove(&communicator).is_some();
+                    let is_news = switch.communicators.remove(&communicator).is_some();
+                    self.replanning.has_new_room |= is_news;
                 }
             }
             (Role::Switch(id), ToController::Report { communicator, report }) => {
@@ -455,6 +467,7 @@ impl Controller {
             .chain(away)
             .chain(unclaimed)
             .chain(self.records.until)
+            .chain(self.replanning.at())
             .min();
         self.armed = earliest.max(self.reading_until.filter(|_| earliest.is_some()));
         self.armed
@@ -692,7 +705,7 @@ impl Controller {
     /// Has the switches end the nodes of a group that is over, by a message or by themselves. What is
     /// not gone in time is destroyed.
     fn end_nodes(&mut self, group: &Group, message: impl Fn(u64) -> Option<FromController>) {
-        self.has_new_room |= group.trees.is_some();
+        self.replanning.has_new_room |= group.trees.is_some();
         for (place, node) in group.trees.iter().flat_map(Forest::nodes).zip(&group.nodes) {
             let communicator = node.communicator;
             self.nodes.remove(&communicator);
@@ -721,7 +734,7 @@ impl Controller {
             self.ending.front().filter(|ending| ending.until <= now)
         {
             self.ending.pop_front();
-            self.has_new_room = true;
+            self.replanning.has_new_room = true;
             let switch = self.switches.get(&switch);
             if let Some(switch) = switch
                 && switch.communicators.contains_key(&communicator)

@@ -54,9 +54,7 @@ impl Taken {
 impl Controller {
     /// Plans the trees of a full group that has none, if the switches are there, and tells the ranks.
     pub(super) fn plan(&mut self, id: GroupId) {
-        let Some(group) =
-            self.groups.get(&id).filter(|group| group.trees.is_none() && !group.ready)
-        else {
+        let Some(group) = self.groups.get(&id).filter(|group| group.waits_for_trees()) else {
             return;
         };
         let choice = self.choose(id, group).and_then(|choice| {
@@ -119,22 +117,6 @@ impl Controller {
         (group.trees, group.links) = (Some(trees), links);
     }
 
-    /// Plans full groups that have no tree, the oldest first.
-    pub(super) fn plan_waiting(&mut self) {
-        let full = |(&id, group): (&GroupId, &Group)| group.is_full().then_some(id);
-        let full: Vec<GroupId> = self.groups.iter().filter_map(full).collect();
-        for id in full {
-            self.plan(id);
-        }
-    }
-
-    /// Plans them if nodes of others have ended since.
-    pub(super) fn use_new_room(&mut self) {
-        if core::mem::take(&mut self.has_new_room) {
-            self.plan_waiting();
-        }
-    }
-
     /// Switches do not make a node of a group: another tree is tried without the first of them that there is
     /// one without.
     pub(super) fn refused(&mut self, id: GroupId, suspects: &[SwitchId], refusal: Refusal) {
@@ -174,6 +156,8 @@ impl Controller {
     /// The trees of a group. There are fewer than there could be where a further one has no place: no switch above all
     /// of its addresses, or none with room. A switch that is still to come is waited for.
     fn choose(&self, id: GroupId, group: &Group) -> Result<(Forest, Vec<LinkIndex>), NoTree> {
+        #[cfg(test)]
+        self.chosen.set(self.chosen.get() + 1);
         if let Some(fallback) = &group.fallback {
             let trees = self.choose_hosts(group, fallback);
             return trees.map(|trees| (trees, Vec::new())).map_err(NoTree::Ever);

@@ -101,6 +101,8 @@ impl Use {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct OwnedNode {
     owner: Owner,
+    /// Which it was made for, if this controller knows it.
+    group: Option<GroupId>,
     bytes: u64,
 }
 
@@ -226,7 +228,7 @@ impl Controller {
         for node in trees.nodes() {
             wanted.add(self.node_bytes(node.children.len()));
         }
-        let used = self.used();
+        let used = self.used_beside(id);
         let sum = |holder: Holder, part: fn(&Use) -> u64| {
             let of = used.iter().filter(|(owner, _)| owner.is_of(holder));
             of.fold(0, |sum: u64, (_, used)| sum.saturating_add(part(used)))
@@ -237,8 +239,8 @@ impl Controller {
         self.check(owner, "bytes of slots", wanted.bytes, |it| it.slot_bytes, bytes)
     }
 
-    /// What all trees take.
-    fn used(&self) -> Vec<(Owner, Use)> {
+    /// What all trees take, but for a group that has none: what is left of it was refused, and is being destroyed.
+    fn used_beside(&self, id: GroupId) -> Vec<(Owner, Use)> {
         let mut all: Vec<(Owner, Use)> = Vec::new();
         let mut owners: HashMap<GroupIdentity, Owner> = HashMap::new();
         for group in self.groups.values() {
@@ -257,7 +259,8 @@ impl Controller {
             all.push((group.owner, planned));
         }
         for switch in self.real_switches() {
-            for &OwnedNode { owner, bytes } in switch.communicators.values() {
+            let of_others = switch.communicators.values().filter(|node| node.group != Some(id));
+            for &OwnedNode { owner, bytes, .. } in of_others {
                 all.push((owner, Use { nodes: 1, bytes }));
             }
         }
@@ -269,11 +272,14 @@ impl Controller {
         all
     }
 
-    /// A node of a group that is known, with so many children. Those from before count by what is held.
+    /// A node of a group that is known, with so many children, on the switch that was asked for it. Those from before count
+    /// by what is held.
     pub(super) fn owned_node(&self, communicator: u64, children: usize) -> OwnedNode {
-        let group = self.nodes.get(&communicator).and_then(|(id, _)| self.groups.get(id));
-        let Some(group) = group else { return OwnedNode::default() };
-        OwnedNode { owner: group.owner, bytes: self.node_bytes(children) }
+        let group = self.nodes.get(&communicator).map(|&(id, _)| id);
+        let Some(owner) = group.and_then(|id| self.groups.get(&id)).map(|group| group.owner) else {
+            return OwnedNode::default();
+        };
+        OwnedNode { owner, group, bytes: self.node_bytes(children) }
     }
 
     /// Of the connections that have not said what they are, the oldest of the source that has most of them.

@@ -4,11 +4,13 @@
 //! A group that this controller has not made is made from the first claim of a rank. It has no tree: the nodes that
 //! switches name (`inventory.rs`) belong to it by its identity.
 
+use core::net::{IpAddr, Ipv4Addr};
 use core::time::Duration;
 use std::collections::BTreeSet;
 
 use millstream_roce::Instant;
 
+use super::fallback::HOSTS_INCARNATION;
 use super::group::{End, Group, Member};
 use super::hosts::check_addresses;
 use super::inventory::Held;
@@ -30,6 +32,10 @@ const READING: Duration = Duration::from_millis(100);
 /// So many groups that are over are known.
 const MAX_ENDED: usize = 1024;
 
+/// A switch that nobody has named.
+pub(super) const UNKNOWN: LostSwitch =
+    LostSwitch { address: IpAddr::V4(Ipv4Addr::UNSPECIFIED), incarnation: None };
+
 /// What is special of a group without a tree: an earlier controller has made it, or its ranks share memory.
 #[derive(Debug)]
 pub(super) struct Revived {
@@ -40,6 +46,20 @@ pub(super) struct Revived {
     pub(super) departed: bool,
     /// Where it is, if that was recorded.
     pub(super) placement: Option<Placement>,
+    /// This controller has made it: its ranks share memory, and no switch has a part in it.
+    pub(super) made_here: bool,
+}
+
+impl Revived {
+    /// Whether its root node may have been on this switch, which does not name it. Where that is not recorded, it may
+    /// have been on any.
+    pub(super) fn may_be_rooted_on(&self, switch: &Switch) -> bool {
+        let Some(placement) = &self.placement else { return true };
+        let root = placement.nodes.iter().find(|node| node.communicator == self.communicator);
+        root.is_some_and(|root| {
+            root.name == switch.name && root.edges.iter().all(|edge| edge.my.ip == switch.address)
+        })
+    }
 }
 
 /// A group that is over.
@@ -249,7 +269,8 @@ impl Controller {
         let id = GroupId(self.next_group);
         self.next_group += 1;
         let until = Some(now + self.config.claim_timeout);
-        let revived = Revived { communicator, until, departed: false, placement: None };
+        let (placement, made_here) = (None, false);
+        let revived = Revived { communicator, until, departed: false, placement, made_here };
         let revived = Group {
             ready: true,
             deadline: None,
@@ -369,24 +390,46 @@ impl Controller {
         let reason = match (known, named) {
             (Some(switch), _) => switch.lost(detail),
             // One of before. It may not have come back here.
-            (None, Some(LostSwitch { address, incarnation })) => AbortReason::SwitchLost {
-                name: self.name_of(address, incarnation),
-                address,
-                detail,
-                incarnation,
+            (None, Some(lost)) => match self.host_of_before(id, lost) {
+                Some(rank) => of_host(rank, &detail),
+                None => self.lost_of_before(lost, detail),
             },
             (None, None) => match self.only_held(group.identity, tree) {
                 Some(switch) => switch.lost(detail),
                 // Where hosts take the place of switches, the host that is away was perhaps that one.
-                None => {
-                    let away = group.members.iter().find(|(_, member)| member.away_until.is_some());
-                    let rank = away.map_or(rank, |(&rank, _)| rank);
-                    let detail = shortened(format!("its switch: {detail}"));
-                    AbortReason::PeerLost { rank, detail }
-                }
+                None => match self.away_beside(id, rank) {
+                    Some(rank) => of_host(rank, &detail),
+                    None => self.lost_of_before(UNKNOWN, detail),
+                },
             },
         };
         self.end_group(id, &End::Aborted(reason));
+    }
+
+    /// That a switch is lost of which a rank has said this, and no more is known.
+    pub(super) fn lost_of_before(
+        &self,
+        LostSwitch { address, incarnation }: LostSwitch,
+        detail: String,
+    ) -> AbortReason {
+        let name = self.name_of(address, incarnation);
+        AbortReason::SwitchLost { name, address, detail, incarnation }
+    }
+
+    /// The rank whose process this switch is part of, of a group of before whose hosts take the place of switches: theirs
+    /// have incarnation 0. None where ranks share the address, and where the rank is not back.
+    pub(super) fn host_of_before(&self, id: GroupId, switch: LostSwitch) -> Option<u32> {
+        let group = self.groups.get(&id).filter(|group| group.revived.is_some())?;
+        let mut there = group.members.iter().filter(|(_, it)| it.address == switch.address);
+        let (&rank, _) = there.next().filter(|_| switch.incarnation == Some(HOSTS_INCARNATION))?;
+        there.next().is_none().then_some(rank)
+    }
+
+    /// A rank that is away, other than this one, which has missed somebody.
+    pub(super) fn away_beside(&self, id: GroupId, rank: u32) -> Option<u32> {
+        let members = &self.groups.get(&id)?.members;
+        let away = members.iter().filter(|(_, member)| member.away_until.is_some());
+        away.map(|(&other, _)| other).find(|&other| other != rank)
     }
 
     /// The switch that has the nodes of a group's tree from before, if it is one: of several it is not known which a rank
@@ -398,4 +441,9 @@ impl Controller {
         let only = all.first().filter(|_| all.len() == 1)?;
         self.switches.get(only)
     }
+}
+
+/// That a rank is lost whose process took the place of a switch, as is said of that.
+fn of_host(rank: u32, detail: &str) -> AbortReason {
+    AbortReason::PeerLost { rank, detail: shortened(format!("its switch: {detail}")) }
 }

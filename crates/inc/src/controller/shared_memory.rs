@@ -40,8 +40,9 @@ impl Controller {
         let communicator = self.next_communicator;
         let Some(group) = self.groups.get_mut(&id) else { return };
         (group.ready, group.deadline) = (true, None);
+        let (until, placement, made_here) = (None, None, true);
         group.revived =
-            Some(Revived { communicator, until: None, departed: false, placement: None });
+            Some(Revived { communicator, until, departed: false, placement, made_here });
         let first = group.members.values().next().and_then(|member| member.same_machine.as_ref());
         let socket = first.map(|same| same.socket.clone()).unwrap_or_default();
         let (group, ranks) = (group.identity, Ranks::default());

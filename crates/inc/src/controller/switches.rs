@@ -69,6 +69,7 @@ impl Controller {
             connection,
             incarnation,
             unnamed: held,
+            unjudged: false,
             name,
             address,
             limits,

@@ -135,8 +135,8 @@ pub enum ToController {
         /// The switch of which tree.
         #[serde(default, skip_serializing_if = "is_first")]
         tree: u8,
-        /// Which it is that the rank is connected to, if it is no host: a controller that was restarted may never have heard
-        /// of it.
+        /// Which it is, or with `further_up` which the rank is connected to: a controller that was restarted may never have
+        /// heard of it. That of a host in the place of a switch has incarnation 0.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         switch: Option<LostSwitch>,
         /// The switch that it is connected to lives, and has told that another one of its tree is lost.

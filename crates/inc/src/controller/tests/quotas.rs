@@ -1,5 +1,6 @@
 //! Tokens and quotas: one who wants too much is refused, and disturbs nobody else.
 
+use super::trees::{Answer, Lab};
 use super::*;
 use crate::protocol::{Resume, TokenProblem};
 
@@ -225,6 +226,34 @@ fn nodes_that_wait_for_those_below_count() {
 }
 
 #[test]
+fn a_group_that_is_planned_again_is_not_kept_out_by_what_it_is_having_destroyed() {
+    let source_quotas = Quotas { communicators: 3, ..Quotas::NONE };
+    let fan_in = FanIn::new(2).unwrap();
+    // Two leaves and a root, and two connections: whichever of them a switch refuses, the other two have room.
+    for refused in 0..5 {
+        let config = ControllerConfig { source_quotas, fan_in, ..ControllerConfig::new(7) };
+        let mut lab = Lab::with(config, 3);
+        let hosts = [0, 1, 2, 3].map(|rank| {
+            let connection = come(&mut lab.world, rank.into(), HOSTILE, None);
+            lab.world.say(connection, ToController::Join(hello("g", 4, rank)));
+            connection
+        });
+        hosts.iter().for_each(|&host| lab.world.end(host));
+        lab.run(|request| if request == refused { Answer::Failed } else { Answer::Done });
+        hosts.iter().for_each(|&host| lab.world.end(host));
+        lab.run(|_| Answer::Done);
+        let state = lab.world.controller.group_state("g");
+        assert_eq!(state, Some(GroupState::CommunicatorReady), "{refused}");
+        assert_eq!(lab.world.controller.census().communicators, 3);
+        // It has its whole quota, and no more.
+        let more = come(&mut lab.world, 10, HOSTILE, None);
+        lab.world.say(more, ToController::Join(hello("more", 1, 0)));
+        let refusal = lab.world.refusal(more);
+        assert!(matches!(refusal, Refusal::Quota { used: 3, wanted: 1, .. }), "{refusal}");
+    }
+}
+
+#[test]
 fn one_with_all_his_bytes_of_slots_leaves_room_for_others() {
     let one = World::new().controller.node_bytes(2);
     for (slot_bytes, room) in [(one - 1, 0), (one, 1), (2 * one - 1, 1), (2 * one, 2)] {
@@ -270,6 +299,31 @@ fn what_a_switch_that_comes_back_still_has_counts() {
     world.say(back, ToController::Held { nodes: vec![node] });
     assert_eq!(world.heard(back), [FromController::Registered]);
     for host in join_all(&mut world, 10, "bad2", HOSTILE, Some(0)) {
+        assert!(refused(&mut world, host, "token \"a\"", "nodes of trees"));
+    }
+}
+
+#[test]
+fn what_another_switch_says_that_it_has_does_not_count() {
+    let mut world = tokens(Quotas { communicators: 2, ..Quotas::NONE });
+    switch(&mut world);
+    let (_, communicator) = make(&mut world, 0, "g", OTHER, Some(0));
+    let ours = world.controller.groups.values().next().unwrap().identity;
+    for (number, group) in [(2_u8, ours), (3, [5, 6])] {
+        let other = come(&mut world, 1000 + u64::from(number), [10, 0, 1, number], Some(2));
+        let (name, address) = (format!("s{number}"), IpAddr::from([127, 0, 1, number]));
+        // It is not asked for any.
+        let limits = SwitchLimits { communicators: 0, ..SwitchLimits::NONE };
+        let presence = Presence { held: 1, ..Presence::default() };
+        world.say(other, ToController::Register { name, address, limits, presence });
+        let (children, below, tree) = (2, Vec::new(), 0);
+        let node = crate::protocol::HeldNode { group, communicator, children, below, tree };
+        world.say(other, ToController::Held { nodes: vec![node] });
+        let end = FromController::EndCommunicator { communicator };
+        assert_eq!(world.heard(other), [end, FromController::Registered]);
+    }
+    make(&mut world, 10, "h", OTHER, Some(0));
+    for host in join_all(&mut world, 20, "i", OTHER, Some(0)) {
         assert!(refused(&mut world, host, "token \"a\"", "nodes of trees"));
     }
 }

@@ -1,7 +1,7 @@
 //! What controllers leave for those after them, and controllers that do not lead.
 
 use super::*;
-use crate::protocol::Resume;
+use crate::protocol::{HeldNode, Resume};
 
 fn config() -> ControllerConfig {
     ControllerConfig { keep_records: true, report_placements: true, ..ControllerConfig::new(7) }
@@ -86,6 +86,37 @@ fn a_new_leader_knows_who_had_left_and_where_it_is() {
     assert_eq!(world.controller.poll_placement(), Some(PlacementChange::Over { communicator }));
     assert_eq!(records(&mut world), BTreeMap::from([(Record::key(record.identity), None)]));
     world.assert_quiet();
+}
+
+/// It has ended the node meanwhile, so it does not name it.
+#[test]
+fn what_a_switch_says_of_a_root_that_it_had_counts_where_it_may_have_had_it() {
+    let record = recorded();
+    for (name, address, other_node, counts) in [
+        ("s", 1, false, true),
+        ("t", 1, false, false),
+        ("s", 2, false, false),
+        ("t", 2, false, false),
+        // It has a part in the group, as it knows its identity.
+        ("t", 2, true, true),
+    ] {
+        let mut world = World::with(config());
+        world.controller.lead(Instant::ZERO, 20, vec![record.clone()]);
+        let host = back(&mut world, 1, &record, 0);
+        world.heard(host);
+        let presence = Presence { held: other_node.into(), ..Presence::default() };
+        world.switch_with(SWITCH, name, address, presence);
+        if other_node {
+            let (group, communicator) = (record.identity, record.communicator + 1);
+            let node = HeldNode { group, communicator, children: 1, below: Vec::new(), tree: 1 };
+            world.say(SWITCH, ToController::Held { nodes: vec![node] });
+        }
+        let report = SwitchReport::PeerLost { rank: 1, detail: "silent".to_owned(), switch: None };
+        let communicator = record.communicator;
+        world.say(SWITCH, ToController::Report { communicator, report });
+        let is_over = matches!(world.heard(host)[..], [FromController::Abort { .. }]);
+        assert_eq!(is_over, counts, "{name} {address} {other_node}");
+    }
 }
 
 #[test]

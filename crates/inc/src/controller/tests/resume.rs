@@ -498,7 +498,7 @@ fn a_switch_that_is_cut_off_serves_what_it_serves() {
     assert!(matches!(world.heard(new)[..], [FromController::GroupReady { .. }]));
     world.pass(seconds(5.0));
     assert_eq!(world.heard(hosts[0]), []);
-    // One that has lost a node ends its communicator, and a report that comes first says why.
+    // One that has lost a node ends its communicator, unless a report says why.
     world.close(back);
     let again = ConnectionId(1002);
     world.switch_with(again, "s", 1, presence);
@@ -507,6 +507,50 @@ fn a_switch_that_is_cut_off_serves_what_it_serves() {
     let incarnation = Some(3);
     let reason = AbortReason::SwitchLost { name, address, detail, incarnation };
     assert_eq!(world.heard(hosts[0]), [FromController::Abort { reason }]);
+}
+
+/// A switch writes all that it says first before it reads what it is asked.
+#[test]
+fn what_a_switch_reports_that_comes_back_without_nodes_is_read_before_it_is_judged() {
+    let presence = Presence { incarnation: 3, ..Presence::default() };
+    let address = IpAddr::from([127, 0, 1, 1]);
+    for reports in [true, false] {
+        let mut world = World::new();
+        world.switch_with(SWITCH, "s", 1, presence);
+        let (hosts, communicator) = world.ready(10, "g", 2);
+        world.close(SWITCH);
+        let back = ConnectionId(1001);
+        world.connect(back);
+        let (name, limits) = ("s".to_owned(), SwitchLimits::NONE);
+        let register = ToController::Register { name, address, limits, presence };
+        world.controller.handle_message(world.now, back, register);
+        let term = world.controller.term();
+        let ping = Output::Send { connection: back, term, message: FromController::Ping };
+        assert_eq!(world.controller.poll_output(), Some(ping));
+        assert_eq!(world.controller.poll_output(), None);
+        // Nothing new is asked of it meanwhile.
+        let new = world.join(30, "new", 1, 0);
+        assert_eq!(world.heard(new), []);
+        let reason = if reports {
+            let (rank, detail) = (1, "count".to_owned());
+            let report = SwitchReport::Mismatch { rank, detail: detail.clone() };
+            world.say(back, ToController::Report { communicator, report });
+            world.say(back, ToController::Pong);
+            AbortReason::Mismatch { rank, detail }
+        } else {
+            // It says this and that, but does not answer.
+            world.controller.end_inventories(world.now + seconds(10.0));
+            world.say(back, ToController::CommunicatorDestroyed { communicator });
+            let (name, detail) = ("s".to_owned(), "it has lost its part of the communicator");
+            let (detail, incarnation) = (detail.to_owned(), Some(3));
+            AbortReason::SwitchLost { name, address, detail, incarnation }
+        };
+        for host in hosts {
+            assert_eq!(world.heard(host), [FromController::Abort { reason: reason.clone() }]);
+        }
+        assert_eq!(world.heard(back).pop(), Some(FromController::Registered));
+        assert!(matches!(world.heard(new)[..], [FromController::GroupReady { .. }]));
+    }
 }
 
 #[test]
@@ -702,6 +746,67 @@ fn a_switch_that_does_not_come_back_is_told_as_a_switch_and_not_as_a_rank() {
     // So does who comes later.
     let late = back(&mut world, 9, claim("g", 2, 0));
     assert_eq!(world.heard(late), expected);
+}
+
+/// Its machine has lost its power: as far as the controller knows all are connected.
+#[test]
+fn of_hosts_of_before_the_one_whose_switch_is_silent_is_lost_and_never_who_says_so() {
+    let at = |rank: u32| hello("g", 4, rank).address;
+    let host = |rank| Some(LostSwitch { address: at(rank), incarnation: Some(0) });
+    // Ranks 1 and 3 share an address.
+    for (switch, named) in [
+        (host(2), Some(2)),
+        (host(0), Some(0)),
+        (host(1), None),
+        // Who has no rank here, and the process of a switch.
+        (host(9), None),
+        (Some(LostSwitch { address: at(2), incarnation: Some(7) }), None),
+        (None, None),
+    ] {
+        for further_up in [false, true] {
+            let mut world = World::new();
+            let hosts = [0, 1, 2, 3].map(|rank| {
+                let address = if rank == 3 { at(1) } else { at(rank) };
+                back(&mut world, rank.into(), Resume { address, ..claim("g", 4, rank) })
+            });
+            hosts.iter().for_each(|&host| drop(world.heard(host)));
+            let detail = "silent".to_owned();
+            let said = ToController::SwitchLost { detail, tree: 2, switch, further_up };
+            world.say(hosts[0], said);
+            world.pass(seconds(1.0));
+            let heard = world.heard(hosts[1]);
+            let [FromController::Abort { reason }] = &heard[..] else { panic!("{heard:?}") };
+            match (reason, named.filter(|_| !further_up)) {
+                (AbortReason::PeerLost { rank, detail }, Some(named)) => {
+                    let wanted = "its switch: rank 0 cannot reach it: silent";
+                    assert_eq!((*rank, detail.as_str()), (named, wanted));
+                }
+                (AbortReason::SwitchLost { name, address, .. }, None) => {
+                    let wanted = switch.map_or(IpAddr::from([0_u8; 4]), |switch| switch.address);
+                    assert_eq!((name.as_str(), *address), ("", wanted));
+                }
+                (reason, named) => panic!("{reason:?}, not {named:?}"),
+            }
+        }
+    }
+}
+
+/// Its own switch has told it, and lives. It may be away itself by then.
+#[test]
+fn of_hosts_of_before_one_that_is_away_is_lost_and_not_who_has_heard_of_it() {
+    let host = LostSwitch { address: hello("g", 3, 0).address, incarnation: Some(0) };
+    for own in [None, Some(host)] {
+        let mut world = World::new();
+        let hosts = [0, 1, 2].map(|rank| back(&mut world, rank.into(), claim("g", 3, rank)));
+        hosts.iter().for_each(|&host| drop(world.heard(host)));
+        let detail = "silent".to_owned();
+        let said = ToController::SwitchLost { detail, tree: 0, switch: own, further_up: true };
+        world.say(hosts[0], said);
+        world.close(hosts[0]);
+        world.close(hosts[2]);
+        world.pass(seconds(1.0));
+        assert_eq!(world.heard(hosts[1]), lost(2, "silent"));
+    }
 }
 
 #[test]

@@ -55,6 +55,20 @@ fn ranks_of_one_host_need_no_switch_and_meet_at_rank_0() {
 }
 
 #[test]
+fn no_switch_has_a_part_in_ranks_that_share_memory() {
+    let mut world = World::new();
+    let ranks = [0, 1].map(|rank| join(&mut world, sharing(2, rank, "h")));
+    let [communicator, _] = ranks.map(|rank| plan(&mut world, rank).communicator);
+    world.switch(SWITCH, "s", 1);
+    let report = SwitchReport::PeerLost { rank: 1, detail: "silent".to_owned(), switch: None };
+    world.say(SWITCH, ToController::Report { communicator, report });
+    for rank in ranks {
+        assert_eq!(world.heard(rank), []);
+    }
+    assert_eq!(world.controller.group_state("g"), Some(GroupState::CommunicatorReady));
+}
+
+#[test]
 fn a_rank_that_is_lost_ends_those_that_share_memory_with_it() {
     let mut world = World::new();
     let [a, b] = [0, 1].map(|rank| join(&mut world, sharing(2, rank, "h")));

@@ -6,7 +6,7 @@ use super::resume::{IDENTITY, NUMBER, back, claim};
 use super::trees::{Answer, Lab, address, connection};
 use super::world::{World, hello, seconds};
 use super::*;
-use crate::protocol::{Presence, Resume, SwitchLimits};
+use crate::protocol::{LostSwitch, Presence, Resume, SwitchLimits};
 use crate::topology::{ConnectionEntry, SwitchEntry};
 
 fn host(rank: u8) -> IpAddr {
@@ -255,6 +255,56 @@ fn a_group_that_waits_gets_the_room_of_one_that_ends() {
         }
         assert!(is_ready(&mut lab), "{end}");
     }
+}
+
+/// A group of one rank below the first leaf, whose process it has lost before or not.
+fn join_alone(world: &mut World, number: u64, has_lost: bool) -> ConnectionId {
+    let connection = ConnectionId(number);
+    world.connect(connection);
+    let lost = LostSwitch { address: address(0), incarnation: Some(0) };
+    let avoid = if has_lost { vec![lost] } else { Vec::new() };
+    let hello = Hello { avoid, ..hello(&format!("g{number}"), 1, 0) };
+    world.say(connection, ToController::Join(hello));
+    connection
+}
+
+#[test]
+fn groups_that_wait_are_planned_some_at_a_time_in_their_order_however_often_there_is_room() {
+    let mut world = World::with(config());
+    world.switch(connection(0), "s0", 0);
+    let waiting: Vec<ConnectionId> =
+        (100..300).map(|number| join_alone(&mut world, number, true)).collect();
+    let planned = |world: &World| world.controller.chosen.take();
+    assert_eq!(planned(&world), 200);
+    for number in 500..550 {
+        let host = join_alone(&mut world, number, false);
+        world.close(host);
+    }
+    assert_eq!(planned(&world), 50 + 16);
+    // The others follow, and then all once more, as there was room after the first were planned.
+    world.pass(seconds(0.019));
+    assert_eq!(planned(&world), 0);
+    world.pass(seconds(0.001));
+    assert_eq!(planned(&world), 16);
+    world.pass(seconds(0.28));
+    assert_eq!(planned(&world), 200 - 2 * 16);
+    world.pass(seconds(1.0));
+    assert_eq!(planned(&world), 200);
+    world.pass(seconds(5.0));
+    assert_eq!(planned(&world), 0);
+    // Each gets its turn when another process is there.
+    let ready = |world: &mut World| {
+        let is_ready = |&host: &ConnectionId| {
+            matches!(world.heard(host)[..], [FromController::GroupReady { .. }])
+        };
+        waiting.iter().copied().filter(is_ready).collect::<Vec<_>>()
+    };
+    world.close(connection(0));
+    let presence = Presence { incarnation: 9, ..Presence::default() };
+    world.switch_with(connection(9), "s0", 0, presence);
+    assert_eq!(ready(&mut world), waiting[..16]);
+    world.pass(seconds(0.3));
+    assert_eq!(ready(&mut world), waiting[16..]);
 }
 
 #[test]
