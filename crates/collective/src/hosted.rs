@@ -290,6 +290,7 @@ mod tests {
 
     use super::*;
     use crate::control::{Proofs, connect};
+    use crate::joining::Learned;
 
     const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -357,8 +358,15 @@ mod tests {
         (1..4).for_each(|communicator| create(&switch, address, communicator));
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let controller = listener.local_addr().unwrap();
-        let (sender, _) =
-            connect(controller, &Proofs::default(), PATIENCE, PATIENCE, |_| ()).unwrap();
+        let (sender, _) = connect(
+            controller,
+            &Proofs::default(),
+            PATIENCE,
+            PATIENCE,
+            &Learned::default(),
+            |_| (),
+        )
+        .unwrap();
         sender.close();
         let (events, happened) = mpsc::channel();
         let abort = Abort::PeerLost { rank: 0 };
