@@ -54,6 +54,9 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Connections that may be on their way out, beside those that the controller counts.
 const CLOSING_MAX: usize = 256;
 
+/// So much of what others have said is read after a deadline, though the next one is over.
+const BETWEEN_DEADLINES: usize = 64;
+
 /// After so long without a refusal, the next one is told of.
 const OVERLOAD_PAUSE: Duration = Duration::from_secs(60);
 
@@ -219,6 +222,17 @@ async fn serve(
         if deadline.is_some_and(|deadline| deadline <= now) {
             daemon.controller.handle_timeout(now);
             daemon.carry_out();
+            // That may have taken so long that the next deadline is over: some of what others have said meanwhile comes first.
+            for _ in 0..BETWEEN_DEADLINES {
+                let Ok((connection, event)) = incoming.try_recv() else { break };
+                daemon.handle(connection, event);
+                daemon.carry_out();
+            }
+            while let Ok(reply) = replies.try_recv() {
+                if let Some(leadership) = &mut daemon.leadership {
+                    leadership.handle_reply(millstream_net::now(), reply);
+                }
+            }
             continue;
         }
         if let Some(watch) = watch.as_mut().filter(|watch| watch.at() <= now) {

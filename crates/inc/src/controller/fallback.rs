@@ -157,9 +157,11 @@ impl Controller {
         };
         let due: Vec<GroupId> = self.groups.iter().filter_map(due).collect();
         for id in due {
-            if let Some(group) = self.groups.get_mut(&id) {
-                group.fall_back_at = None;
-            }
+            // There may be room that it has not had its turn for.
+            self.plan(id);
+            let waits = |group: &&mut Group| group.waits_for_trees();
+            let Some(group) = self.groups.get_mut(&id).filter(waits) else { continue };
+            group.fall_back_at = None;
             let Some(group) = self.groups.get(&id) else { continue };
             // Only a full group that waits for a switch has such a time, and from then on it gets trees or ends.
             let reason = match &group.missing {

@@ -11,6 +11,7 @@ use core::time::Duration;
 
 use millstream_roce::Instant;
 
+use super::fallback::HOSTS_INCARNATION;
 use super::group::{End, Group};
 use super::resume::UNKNOWN;
 use super::{Controller, GroupId, Switch};
@@ -62,7 +63,7 @@ impl Controller {
             let known = self.groups.get_mut(&id).and_then(|group| group.further_up.take());
             let Some(FurtherUp { rank, tree, own, detail, .. }) = known else { continue };
             // Where hosts take the place of switches, one that is away was perhaps it.
-            let of_hosts = own.is_none_or(|own| self.host_of_before(id, own).is_some());
+            let of_hosts = own.is_none_or(|own| own.incarnation == Some(HOSTS_INCARNATION));
             let away = self.away_beside(id, rank).filter(|_| of_hosts);
             let reason = match (self.likely_lost(id, tree, rank), away) {
                 (Some(switch), _) => {

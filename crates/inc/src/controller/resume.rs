@@ -390,7 +390,7 @@ impl Controller {
         let reason = match (known, named) {
             (Some(switch), _) => switch.lost(detail),
             // One of before. It may not have come back here.
-            (None, Some(lost)) => match self.host_of_before(id, lost) {
+            (None, Some(lost)) => match self.host_of_before(id, rank, lost) {
                 Some(rank) => of_host(rank, &detail),
                 None => self.lost_of_before(lost, detail),
             },
@@ -416,13 +416,13 @@ impl Controller {
         AbortReason::SwitchLost { name, address, detail, incarnation }
     }
 
-    /// The rank whose process this switch is part of, of a group of before whose hosts take the place of switches: theirs
-    /// have incarnation 0. None where ranks share the address, and where the rank is not back.
-    pub(super) fn host_of_before(&self, id: GroupId, switch: LostSwitch) -> Option<u32> {
-        let group = self.groups.get(&id).filter(|group| group.revived.is_some())?;
+    /// The rank whose process this switch is part of, which this rank misses, of a group of before whose hosts take the place of
+    /// switches: theirs have incarnation 0. None where ranks share the address, and while not all are back.
+    pub(super) fn host_of_before(&self, id: GroupId, rank: u32, switch: LostSwitch) -> Option<u32> {
+        let group = self.groups.get(&id).filter(|it| it.revived.is_some() && it.is_full())?;
         let mut there = group.members.iter().filter(|(_, it)| it.address == switch.address);
-        let (&rank, _) = there.next().filter(|_| switch.incarnation == Some(HOSTS_INCARNATION))?;
-        there.next().is_none().then_some(rank)
+        let (&host, _) = there.next().filter(|_| switch.incarnation == Some(HOSTS_INCARNATION))?;
+        (there.next().is_none() && host != rank).then_some(host)
     }
 
     /// A rank that is away, other than this one, which has missed somebody.

@@ -100,6 +100,26 @@ impl Hosts {
     }
 }
 
+/// Not all groups that wait are planned at once.
+#[test]
+fn hosts_do_not_take_the_place_of_a_switch_that_has_come_just_before() {
+    let mut world = World::new();
+    let waiting: Vec<ConnectionId> = (100..140).map(ConnectionId).collect();
+    for &connection in &waiting {
+        let hello = Hello { group: format!("g{}", connection.0), ..able(1, 0) };
+        world.connect(connection);
+        world.say(connection, ToController::Join(hello));
+    }
+    world.pass(seconds(2.999));
+    world.switch(ConnectionId(1), "s", 1);
+    world.pass(seconds(0.001));
+    for host in waiting {
+        let heard = world.heard(host);
+        let [FromController::GroupReady { hosts, .. }] = &heard[..] else { panic!("{heard:?}") };
+        assert_eq!(*hosts, None, "{host:?}");
+    }
+}
+
 /// A group that is ready, on its hosts.
 fn ready(world: &mut World, ranks: u32) -> Hosts {
     let mut hosts = Hosts::new((0..ranks).map(|rank| join(world, able(ranks, rank))).collect());

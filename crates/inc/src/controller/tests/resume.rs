@@ -756,7 +756,7 @@ fn of_hosts_of_before_the_one_whose_switch_is_silent_is_lost_and_never_who_says_
     // Ranks 1 and 3 share an address.
     for (switch, named) in [
         (host(2), Some(2)),
-        (host(0), Some(0)),
+        (host(0), None),
         (host(1), None),
         // Who has no rank here, and the process of a switch.
         (host(9), None),
@@ -791,13 +791,35 @@ fn of_hosts_of_before_the_one_whose_switch_is_silent_is_lost_and_never_who_says_
     }
 }
 
+/// The one that is lost may be the one that is not back, and shares its address with one that is.
+#[test]
+fn of_hosts_of_before_nobody_is_lost_while_not_all_are_back() {
+    let address = hello("g", 4, 1).address;
+    let mut world = World::new();
+    let hosts = [0, 1, 2].map(|rank| back(&mut world, rank.into(), claim("g", 4, rank)));
+    hosts.iter().for_each(|&host| drop(world.heard(host)));
+    let switch = Some(LostSwitch { address, incarnation: Some(0) });
+    let (detail, further_up) = ("silent".to_owned(), false);
+    world.say(hosts[0], ToController::SwitchLost { detail, tree: 0, switch, further_up });
+    let heard = world.heard(hosts[1]);
+    let [FromController::Abort { reason: AbortReason::SwitchLost { .. } }] = &heard[..] else {
+        panic!("{heard:?}")
+    };
+}
+
 /// Its own switch has told it, and lives. It may be away itself by then.
 #[test]
 fn of_hosts_of_before_one_that_is_away_is_lost_and_not_who_has_heard_of_it() {
-    let host = LostSwitch { address: hello("g", 3, 0).address, incarnation: Some(0) };
-    for own in [None, Some(host)] {
+    let address = hello("g", 3, 0).address;
+    let host = LostSwitch { address, incarnation: Some(0) };
+    // All ranks may share an address.
+    for (own, shared) in [(None, false), (Some(host), false), (Some(host), true)] {
         let mut world = World::new();
-        let hosts = [0, 1, 2].map(|rank| back(&mut world, rank.into(), claim("g", 3, rank)));
+        let hosts = [0, 1, 2].map(|rank| {
+            let claim = claim("g", 3, rank);
+            let address = if shared { address } else { claim.address };
+            back(&mut world, rank.into(), Resume { address, ..claim })
+        });
         hosts.iter().for_each(|&host| drop(world.heard(host)));
         let detail = "silent".to_owned();
         let said = ToController::SwitchLost { detail, tree: 0, switch: own, further_up: true };
