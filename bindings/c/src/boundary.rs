@@ -44,7 +44,7 @@ impl Failure {
         Self::new(code.saturating_abs(), error.to_string())
     }
 
-    #[cfg(test)]
+    /// What happened.
     pub(crate) fn text(&self) -> &str {
         &self.text
     }

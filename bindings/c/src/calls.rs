@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
 
 /// Those that are under way on one thing.
 #[derive(Debug, Default)]
@@ -28,18 +29,18 @@ impl Calls {
         self.closing.load(Ordering::SeqCst)
     }
 
-    /// Whether one is under way.
-    pub(crate) fn any(&self) -> bool {
-        self.count.load(Ordering::SeqCst) > 0
-    }
-
     /// Waits for their ends. None begins any more.
     pub(crate) fn close(&self) {
+        while !self.close_within(Duration::MAX) {}
+    }
+
+    /// As above, for so long at most; whether they have ended.
+    pub(crate) fn close_within(&self, patience: Duration) -> bool {
         self.closing.store(true, Ordering::SeqCst);
-        let mut lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
-        while self.any() {
-            lock = self.none.wait(lock).unwrap_or_else(PoisonError::into_inner);
-        }
+        let lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let any = |_: &mut ()| self.count.load(Ordering::SeqCst) > 0;
+        let waited = self.none.wait_timeout_while(lock, patience, any);
+        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 }
 
@@ -64,8 +65,8 @@ mod tests {
     #[test]
     fn who_closes_waits_for_all_calls_that_have_begun() {
         let calls = Arc::new(Calls::default());
-        assert!(!calls.any());
         let under_way = [(); 3].map(|()| calls.begin());
+        assert!(!calls.close_within(Duration::ZERO));
         let (says, heard) = mpsc::channel();
         thread::scope(|scope| {
             let closes = scope.spawn(|| {
@@ -73,14 +74,11 @@ mod tests {
                 says.send(()).unwrap();
             });
             for call in under_way {
-                while !calls.is_closing() {
-                    thread::yield_now();
-                }
                 assert!(heard.try_recv().is_err(), "it has not waited");
                 drop(call);
             }
             closes.join().unwrap();
         });
-        assert!(!calls.any());
+        assert!(calls.close_within(Duration::ZERO));
     }
 }

@@ -152,8 +152,9 @@ impl Communicator {
         self.way.failure()
     }
 
-    /// Ends what is under way, and what other threads begin now, with [`CollectiveError::Closed`], and tells the other ranks.
-    /// Dropping it does that, too; where other threads may hold it in a call, this comes first.
+    /// Ends what is under way, and what other threads are about to begin, with [`CollectiveError::Closed`], and tells the
+    /// other ranks, whose calls end, too. For who drops it next, and waits for these threads first. Dropping it while
+    /// nothing is under way leaves in order.
     pub fn close(&self) {
         self.way.fail(CollectiveError::Closed);
         give_up(&self.way, &self.sender, &CollectiveError::Closed);

@@ -4,6 +4,7 @@ use std::ffi::{c_char, c_int, c_void};
 use std::ops::Deref;
 use std::ptr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use millstream_collective::{Communicator, RawCall};
 
@@ -16,6 +17,9 @@ use crate::handles::Giver;
 use crate::last_error;
 
 static COMMUNICATORS: PerProcess<Rank> = PerProcess::new();
+
+/// How long who destroys a communicator waits for calls of other threads that have not begun before he ends them.
+const CALL_PATIENCE: Duration = Duration::from_millis(100);
 
 /// What C has for a communicator.
 pub(super) type CommunicatorPointer = *mut c_void;
@@ -81,8 +85,8 @@ pub(super) extern "C" fn inccl_communicator_destroy(communicator: CommunicatorPo
         drop(find(communicator)?);
         let taken = COMMUNICATORS.handles().remove(communicator.addr() as u64);
         let rank = taken.ok_or_else(|| unknown(communicator))?;
-        if rank.calls.any() {
-            // One may wait until other trees are found.
+        // Most are short, and no reason to end what the other ranks still do. One may wait until other trees are found.
+        if !rank.calls.close_within(CALL_PATIENCE) {
             rank.communicator.close();
             rank.calls.close();
         }

@@ -159,12 +159,19 @@ impl Batch {
         let plain = requests.iter().all(|request| request.length > 0);
         let mut known = None;
         if plain && !self.has_places.load(Ordering::Relaxed) {
-            let before = submitted.borrowed.len();
+            let (before, ever) = (submitted.borrowed.len(), engine.borrowed.ever());
             engine.borrowed.share(requests, &mut submitted.borrowed);
-            match engine.transfer.submit_with(&self.tasks, requests, &options) {
+            let outcome = engine.transfer.submit_with(&self.tasks, requests, &options);
+            if outcome.is_err() {
+                // What is borrowed for others must not be in the way of what is to be borrowed.
+                for first in submitted.borrowed.drain(before..) {
+                    engine.borrowed.give_back(first, |first| engine.is_unregistered(first));
+                }
+            }
+            match outcome {
                 Ok(()) => {
-                    // It may have been borrowed just now.
-                    if submitted.borrowed.len() == before {
+                    // Some of it may have been borrowed just now.
+                    if engine.borrowed.ever() != ever {
                         engine.borrowed.share(requests, &mut submitted.borrowed);
                     }
                     return Ok(());
@@ -188,13 +195,15 @@ impl Batch {
         let message = options.notify.clone();
         let submission = Submission { engine, batch: self, requests, submitted };
         let places = submission.run(options, known);
-        // All is done of requests of no bytes.
+        // All is done of requests of no bytes. A message that cannot be sent is no failure of theirs.
         if let Some(message) = message
             && places.iter().all(|place| matches!(place, Place::Empty))
         {
             let targets: BTreeSet<SegmentId> = requests.iter().map(|it| it.target).collect();
             for target in targets {
-                notifications::notify(engine, target, &message)?;
+                if let Err(failure) = notifications::notify(engine, target, &message) {
+                    last_error::set(failure.text());
+                }
             }
         }
         let mut all = self.places.write().unwrap_or_else(PoisonError::into_inner);

@@ -4,7 +4,7 @@
 //! registered for as long as the batch is under way.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use millstream_transfer::{RegisterError, TransferEngine, TransferRequest};
@@ -16,6 +16,8 @@ pub(super) struct Borrowed {
     ranges: Mutex<Ranges>,
     /// How many there are. Most programs never have one, and take no lock to see that.
     count: AtomicUsize,
+    /// How many there ever were.
+    ever: AtomicU64,
 }
 
 type Ranges = BTreeMap<u64, Range>;
@@ -59,7 +61,13 @@ impl Borrowed {
 
     fn insert(&self, ranges: &mut Ranges, first: u64, range: Range) {
         ranges.insert(first, range);
+        self.ever.fetch_add(1, Ordering::SeqCst);
         self.count.store(ranges.len(), Ordering::SeqCst);
+    }
+
+    /// How often something was borrowed.
+    pub(super) fn ever(&self) -> u64 {
+        self.ever.load(Ordering::SeqCst)
     }
 
     /// Has what is borrowed already stay for these requests, too: adds what of it is to be given back for them. The engine
@@ -86,9 +94,15 @@ impl Borrowed {
         requests.iter().position(|it| holding(&mut ranges, it.source, it.length).is_some())
     }
 
-    /// Whether something is borrowed that begins there.
+    /// Whether something is borrowed that begins there, be it needed or not.
     pub(super) fn begins_at(&self, first: u64) -> bool {
         self.lock().contains_key(&first)
+    }
+
+    /// Whether something is borrowed that begins there, and needed.
+    pub(super) fn needs(&self, first: u64) -> bool {
+        self.count.load(Ordering::SeqCst) > 0
+            && self.lock().get(&first).is_some_and(|range| range.users > 0)
     }
 
     /// One request less needs what begins there. Without any, `unregister` says whether it is no longer registered.

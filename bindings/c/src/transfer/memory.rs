@@ -33,6 +33,7 @@ pub(super) unsafe extern "C" fn registerLocalMemory(
 pub(super) extern "C" fn unregisterLocalMemory(engine: EnginePointer, addr: *mut c_void) -> c_int {
     boundary::negative(|| {
         let engine = Call::on(engine)?;
+        check_own(&engine, &[addr.cast()])?;
         engine.transfer.unregister_memory(addr.cast()).map_err(failure)
     })
 }
@@ -73,6 +74,7 @@ pub(super) unsafe extern "C" fn unregisterLocalMemoryBatch(
         // SAFETY: the caller promises it.
         let addresses = unsafe { boundary::array("addr_list", addr_list, addr_len) }?;
         let addresses: Vec<*mut u8> = addresses.iter().map(|address| address.cast()).collect();
+        check_own(&engine, &addresses)?;
         engine.transfer.unregister_memory_batch(&addresses).map_err(failure)
     })
 }
@@ -95,6 +97,15 @@ unsafe fn register(
         result => result,
     };
     registered.map_err(failure)
+}
+
+/// Refuses what was borrowed for transfers: the caller has not registered it.
+fn check_own(engine: &Engine, addresses: &[*mut u8]) -> Result<(), Failure> {
+    let mut addresses = addresses.iter().map(|it| it.addr() as u64);
+    match addresses.find(|&address| engine.borrowed.needs(address)) {
+        Some(address) => Err(failure(RegisterError::Unknown { address })),
+        None => Ok(()),
+    }
 }
 
 fn failure(error: RegisterError) -> Failure {

@@ -100,6 +100,7 @@ static void borrowed_twice(void)
     batch_id_t strict = allocateBatchID(initiator, 1);
     CHECK(millstream_submit(initiator, strict, requests, 1, NULL) == 3);
     CHECK(freeBatchID(initiator, strict) == 0);
+    CHECK(unregisterLocalMemory(initiator, source) == -3);
     CHECK(millstream_wait_batch(initiator, first, LONG_MS) == 0);
     CHECK(freeBatchID(initiator, first) == 0);
     for (int i = 0; i < MANY; i++)

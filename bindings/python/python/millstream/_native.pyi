@@ -231,8 +231,8 @@ class Engine:
     def close(self) -> None:
         """Ends it: what is under way fails, memory and files are unregistered and let go of.
 
-        When it returns, nobody answers peers any more. Calls of other threads end before, for which it waits 10 seconds at
-        the most: what still takes longer has the engine until it ends.
+        It waits for calls of other threads, 10 seconds at the most. When it returns, nobody answers peers any more, unless a
+        call takes longer: the engine ends with that then.
         """
     def __enter__(self) -> Engine: ...
     def __exit__(

@@ -229,10 +229,11 @@ impl Runner {
 
     /// How long other trees have been looked for since a collective began.
     fn paused_for(&self) -> Duration {
-        let paused = self.area.paused();
+        // In this order: what is over by the first is in the second.
+        let (now, paused) = (self.area.recovery(), self.area.paused());
         // What was over of a search when the collective began is none of that.
         if let Some((began, recovery)) = self.began_in.get()
-            && self.area.recovery() != recovery
+            && now != recovery
         {
             self.paused.set(self.paused.get().max(paused.saturating_sub(began.elapsed())));
             self.began_in.set(None);
