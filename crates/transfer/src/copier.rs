@@ -65,7 +65,7 @@ struct State {
     queue: VecDeque<Entry>,
     /// No deadline in the queue is before this.
     deadline: Option<Instant>,
-    /// A thread has a group of which it asks the peer for its memory first. So no more than one waits for peers that do not
+    /// A thread asks a peer for its memory, so that a group can be copied. So no more than one waits for peers that do not
     /// answer, and the others do what can be done.
     asking: bool,
     idle: usize,
@@ -226,6 +226,17 @@ impl Entry {
     }
 }
 
+/// As long as a thread asks.
+struct Asking<'a>(&'a Shared);
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        self.0.lock().asking = false;
+        // What it has asked for can be copied by any of them.
+        self.0.changed.notify_one();
+    }
+}
+
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -233,7 +244,9 @@ impl Shared {
 
     /// Starts one more thread if none is idle and there may be more.
     fn grow(self: &Arc<Self>, state: &mut State) -> io::Result<()> {
-        if state.idle == 0 && state.threads.len() < threads() {
+        // One more where one waits for a peer.
+        let most = threads() + usize::from(state.asking);
+        if state.idle == 0 && state.threads.len() < most {
             let shared = Arc::clone(self);
             let thread = thread::Builder::new().name("copy".to_owned());
             state.threads.push(thread.spawn(ends_between_forks(move || shared.work()))?);
@@ -329,15 +342,27 @@ impl Shared {
                 if more {
                     self.changed.notify_one();
                 }
+                if asks {
+                    let _asking = Asking(self);
+                    way.ask();
+                }
                 self.copy(&way, &batch, &terms, &group);
                 drop((way, batch));
                 state = self.lock();
-                state.asking &= !asks;
             } else if state.stopping {
                 return;
             } else {
+                // What another thread asks for may be late before that has an answer.
+                let deadline = state.deadline.filter(|_| !state.queue.is_empty());
+                let left = deadline.map(|it| it.saturating_duration_since(Instant::now()));
                 state.idle += 1;
-                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state = match left {
+                    Some(left) => {
+                        let waited = self.changed.wait_timeout(state, left);
+                        waited.unwrap_or_else(PoisonError::into_inner).0
+                    }
+                    None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+                };
                 state.idle -= 1;
             }
         }

@@ -5,14 +5,14 @@ mod common;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::node::{Process, say, sum};
 use common::{LONG, address, contents, pattern, private, request, shared};
 use millstream_lab::Stopwatch;
 use millstream_transfer::{
-    Batch, Config, FailureReason, Opcode, Policy, RdmaConfig, RegisterError, Segment, TcpConfig,
-    TransferEngine, TransferRequest, TransferState,
+    Batch, Config, FailureReason, Opcode, Policy, RdmaConfig, RegisterError, Segment,
+    SubmitOptions, TcpConfig, TransferEngine, TransferRequest, TransferState,
 };
 
 /// Set in processes that this test starts.
@@ -186,9 +186,19 @@ fn a_process_that_is_stopped_is_not_waited_for_by_each_request_nor_by_others() {
     let stopwatch = Stopwatch::start();
     let asking: Vec<Batch> = (0..30).map(|_| submit(&engine, &[ask])).collect();
     let write = request(Opcode::Write, (&local, 0), &near, 0, LENGTH as u64);
-    engine.submit_and_wait(&[write], LONG).unwrap();
+    let others = submit(&engine, &[write]);
+    let timed = engine.allocate_batch(1).unwrap();
+    let deadline = Some(Instant::now() + Duration::from_millis(100));
+    let options = SubmitOptions { deadline, ..SubmitOptions::default() };
+    engine.submit_with(&timed, &[ask], &options).unwrap();
+    // Who waits would help.
+    while !(others.is_finished() && timed.is_finished()) {
+        thread::yield_now();
+    }
     let took = stopwatch.took();
-    assert!(took.own() < Duration::from_millis(500), "what can be copied waits: {took}");
+    assert!(took.own() < Duration::from_millis(500), "what can be copied or is late waits: {took}");
+    assert_eq!(engine.statuses(&others)[0].state, TransferState::Completed);
+    assert_eq!(engine.statuses(&timed)[0].state, TransferState::Timeout);
     for batch in asking {
         assert!(engine.wait(&batch, LONG));
         let status = engine.statuses(&batch).pop().unwrap();

@@ -153,14 +153,15 @@ impl Peer {
         let started = own_start_time().map_err(failed("reading /proc/self/stat"))?;
         let hello = Message::Hello { incarnation, started };
         descriptors::send(socket.as_fd(), &hello.emit(), &[]).map_err(failed("sendmsg"))?;
-        let (answer, files) = match receive(&socket, Instant::now() + ANSWER_PATIENCE) {
-            Ok(Some(received)) => received,
-            Ok(None) => return Err(ConnectError::NoAnswer),
-            Err(error) if is_its_fault(&error) => {
-                return Err(ConnectError::Strange(error.to_string()));
-            }
-            Err(error) => return Err(failed("recvmsg")(error)),
-        };
+        let (answer, files) =
+            match receive(&socket, Instant::now() + ANSWER_PATIENCE, WELCOME_FILES) {
+                Ok(Some(received)) => received,
+                Ok(None) => return Err(ConnectError::NoAnswer),
+                Err(error) if is_its_fault(&error) => {
+                    return Err(ConnectError::Strange(error.to_string()));
+                }
+                Err(error) => return Err(failed("recvmsg")(error)),
+            };
         let (started, canary, canary_address) = match answer {
             Message::Welcome { incarnation: its, started, canary, canary_address }
                 if its == incarnation =>
@@ -230,8 +231,13 @@ impl Peer {
         self.regions.read().unwrap_or_else(PoisonError::into_inner).get(&key).cloned()
     }
 
+    /// Whether the memory registered by this key is open.
+    pub fn is_open(&self, key: Key) -> bool {
+        self.regions.read().unwrap_or_else(PoisonError::into_inner).contains_key(&key)
+    }
+
     /// Opens the memory registered by this key. Asks for its descriptor, and waits for a second at most. For a second after
-    /// that was in vain, nothing is asked.
+    /// that was in vain, nothing is asked unless something has come meanwhile.
     pub fn open(&self, key: Key) -> Result<Arc<Region>, AccessError> {
         // One at a time asks.
         let mut silent_until = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
@@ -246,7 +252,9 @@ impl Peer {
         drop(regions);
         let most = most_mapped().saturating_sub(mapped);
         let mapping = match entry.mappable {
-            true if silent_until.is_some_and(|until| Instant::now() < until) => {
+            true if silent_until.is_some_and(|until| Instant::now() < until)
+                && !self.has_come() =>
+            {
                 let alive = self.is_alive();
                 return Err(if alive { AccessError::NoAnswer } else { self.gone(key) });
             }
@@ -268,6 +276,11 @@ impl Peer {
         Ok(region)
     }
 
+    /// Whether it has said something, or closed the connection.
+    fn has_come(&self) -> bool {
+        wait(self.socket.as_fd(), libc::POLLIN, Duration::ZERO).unwrap_or(true)
+    }
+
     /// Asks for the memory of this key, and maps so many bytes of it, if they are not more than `most`.
     fn map(&self, key: Key, length: u64, most: usize) -> Result<Mapping, AccessError> {
         let failed = |error| AccessError::System { operation: "mapping its memory", error };
@@ -279,8 +292,8 @@ impl Peer {
             .map_err(|error| self.unanswered(key, error))?;
         let deadline = Instant::now() + ANSWER_PATIENCE;
         loop {
-            let received =
-                receive(&self.socket, deadline).map_err(|error| self.unanswered(key, error))?;
+            let received = receive(&self.socket, deadline, MAPPED_FILES)
+                .map_err(|error| self.unanswered(key, error))?;
             let (answer, files) = received.ok_or(AccessError::NoAnswer)?;
             match answer {
                 Message::Mapped { key: its, found } if its == key.0 => {
@@ -495,19 +508,20 @@ fn most_mapped() -> usize {
     memory.max(1 << 30).saturating_mul(4)
 }
 
-/// The most descriptors that come with a message: those of a welcome.
-const MOST_FILES: usize = 2;
+/// The descriptors that come with a welcome, and with an answer to a question for memory.
+const WELCOME_FILES: usize = 2;
+const MAPPED_FILES: usize = 1;
 
 type Received = (Message, Vec<std::os::fd::OwnedFd>);
 
-/// The next message; `None` when none comes in time.
-fn receive(socket: &Socket, deadline: Instant) -> io::Result<Option<Received>> {
+/// The next message, with so many descriptors at most; `None` when none comes in time.
+fn receive(socket: &Socket, deadline: Instant, files: usize) -> io::Result<Option<Received>> {
     let left = deadline.saturating_duration_since(Instant::now());
     if !wait(socket.as_fd(), libc::POLLIN, left)? {
         return Ok(None);
     }
     let mut bytes = [0; message::LENGTH + 1];
-    let received = descriptors::receive(socket.as_fd(), &mut bytes, MOST_FILES)?;
+    let received = descriptors::receive(socket.as_fd(), &mut bytes, files)?;
     if received.descriptors_missing {
         return Err(io::Error::other("this process may have no more descriptors (ulimit -n)"));
     }

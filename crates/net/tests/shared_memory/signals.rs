@@ -19,7 +19,7 @@ fn disturb(thread: libc::pthread_t) {
     // SAFETY: alive during the call, and the handler does nothing.
     let set = unsafe { libc::sigaction(libc::SIGUSR1, &raw const action, ptr::null_mut()) };
     assert_eq!(set, 0);
-    for _ in 0..20 {
+    for _ in 0..5 {
         // SAFETY: the caller has not joined it.
         unsafe { libc::pthread_kill(thread, libc::SIGUSR1) };
         thread::sleep(Duration::from_millis(1));

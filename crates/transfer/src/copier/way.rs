@@ -47,7 +47,14 @@ impl Way {
     pub(super) fn is_shut(&self) -> bool {
         match &self.other {
             Other::Own(_) => false,
-            Other::Peer(peer, key) => peer.region(*key).is_none(),
+            Other::Peer(peer, key) => !peer.is_open(*key),
+        }
+    }
+
+    /// Asks the peer for its memory. If that is in vain, so are copies, which say why: it is not asked again soon.
+    pub(super) fn ask(&self) {
+        if let Other::Peer(peer, key) = &self.other {
+            drop(peer.open(*key));
         }
     }
 
