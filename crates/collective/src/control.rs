@@ -362,7 +362,7 @@ fn is_pause(error: &io::Error) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::io::{Read, Write};
     use std::net::{IpAddr, Ipv4Addr, TcpListener};
 
@@ -384,6 +384,21 @@ mod tests {
         (listener, stream, sender, receiver)
     }
 
+    /// What a rank of a group of two says when it comes back.
+    pub(crate) fn resume() -> Resume {
+        Resume {
+            term: 0,
+            group: "g".to_owned(),
+            identity: [1, 2],
+            communicator: 3,
+            world: 2,
+            rank: 1,
+            address: IpAddr::from(Ipv4Addr::LOCALHOST),
+            departed: false,
+            more_addresses: Vec::new(),
+        }
+    }
+
     #[test]
     fn a_last_word_on_a_dead_connection_is_said_on_the_next() {
         let (listener, stream, sender, mut receiver) = connected();
@@ -397,17 +412,7 @@ mod tests {
         };
         sender.say_last(last.clone());
         assert!(sender.owes());
-        let resume = Resume {
-            term: 0,
-            group: "g".to_owned(),
-            identity: [1, 2],
-            communicator: 3,
-            world: 2,
-            rank: 1,
-            address: IpAddr::from(Ipv4Addr::LOCALHOST),
-            departed: false,
-            more_addresses: Vec::new(),
-        };
+        let resume = resume();
         let address = listener.local_addr().unwrap();
         for _ in 0..2 {
             sender.come_back(&mut receiver, address, PATIENCE, &resume).unwrap().unwrap();

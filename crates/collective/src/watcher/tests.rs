@@ -1,11 +1,12 @@
 //! What the controller says of others, and what answers where it was and is no controller.
 
 use std::io::{Read, Write};
-use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 
 use millstream_inc::protocol::{Commanded, encode};
 
 use super::*;
+use crate::control::tests::resume;
 use crate::control::{Proofs, connect};
 use crate::joining::Learned;
 
@@ -40,20 +41,6 @@ impl Watched for Recorder {
 
     fn close(&self) {
         let _ = self.0.send(Event::Closed);
-    }
-}
-
-fn resume() -> Resume {
-    Resume {
-        term: 0,
-        group: "g".to_owned(),
-        identity: [1, 2],
-        communicator: 3,
-        world: 2,
-        rank: 1,
-        address: IpAddr::from(Ipv4Addr::LOCALHOST),
-        departed: false,
-        more_addresses: Vec::new(),
     }
 }
 

@@ -1,7 +1,7 @@
 //! When groups that wait for trees are planned again, as there may be more room.
 //!
-//! A plan looks at all groups, and whoever joins and leaves in turn makes room each time. So they are planned in rounds, and no
-//! more than some in a time: in between what others say is read.
+//! A plan looks at all groups, and whoever joins and leaves in turn makes room each time. So they are planned in rounds, some at
+//! a time, and what others say is read in between.
 
 use core::ops::Bound;
 use core::time::Duration;
