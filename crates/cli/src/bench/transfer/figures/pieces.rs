@@ -9,7 +9,7 @@ use millstream_transfer::{
 
 use super::lane::Lane;
 use super::report::Aim;
-use super::{COLD, TURNS, median};
+use super::{COLD, SHORT_TURNS, median, median_of};
 use crate::process;
 
 const COUNT: u32 = 40_000;
@@ -35,7 +35,7 @@ pub(super) fn measure(lane: &Lane, aims: &mut Vec<Aim>) -> anyhow::Result<()> {
     let scattered = scattered(source, base);
     let (mut whole, mut rows) = (Vec::new(), [Vec::new(), Vec::new()]);
     // One more, which gives pages and connects.
-    for turn in 0..=TURNS {
+    for turn in 0..=SHORT_TURNS {
         let took = [
             contiguous(lane, first, u64::from(COUNT) * LENGTH)?,
             pieces(lane, strided)?,
@@ -46,12 +46,15 @@ pub(super) fn measure(lane: &Lane, aims: &mut Vec<Aim>) -> anyhow::Result<()> {
             rows.iter_mut().zip(&took[1..]).for_each(|(row, took)| row.push(*took));
         }
     }
-    let whole = median(&mut whole);
     for (name, row) in ["at equal distances", "in any order"].into_iter().zip(rows) {
-        let of = |figure: fn(&Took) -> f64| median(&mut row.iter().map(figure).collect::<Vec<_>>());
+        let each = |figure: fn(&Took) -> f64| row.iter().map(figure).collect::<Vec<_>>();
         let what = format!("{}, 40,000 pieces of 4 KiB {name}", lane.name);
-        aims.push(Aim::at_most(format!("{what}, posted, ms"), of(|took| took.posted), 10.0));
-        let ratio = of(|took| took.done) / whole;
+        aims.push(Aim::at_most(
+            format!("{what}, posted, ms"),
+            median(&mut each(|took| took.posted)),
+            10.0,
+        ));
+        let ratio = median_of(&each(|took| took.done), &whole, |pieces, whole| pieces / whole);
         aims.push(Aim::at_most(format!("{what}, in parts of one piece's time"), ratio, 1.2));
     }
     Ok(())
