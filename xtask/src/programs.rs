@@ -24,6 +24,11 @@ pub(crate) fn relay() -> Result<PathBuf> {
     example("interop_relay")
 }
 
+/// A rank of an AllReduce that knows nothing of our collectives.
+pub(crate) fn plain_host() -> Result<PathBuf> {
+    example("plain_host")
+}
+
 /// What writes to a file until its target is gone, and says whether all of it is there.
 pub(crate) fn file_writes() -> Result<PathBuf> {
     example("file_writes")

@@ -13,8 +13,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-use super::guest::{GUEST, Guest, MTU};
+use super::guest::Guest;
 use super::lab::Lab;
+use super::link::{GUEST, MTU};
 use super::row::{Row, await_that, finish};
 use crate::machine::Machine;
 

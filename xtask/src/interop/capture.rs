@@ -12,7 +12,7 @@ use millstream_wire::ipv4::Ipv4Header;
 use millstream_wire::udp::{self, UdpHeader};
 use millstream_wire::{ICRC_LENGTH, Packet, ROCE_PORT};
 
-use super::guest::OURS;
+use super::link::OURS;
 use crate::process;
 
 /// Of a capture's first word, where this machine wrote it.

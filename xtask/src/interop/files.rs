@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use super::guest::{Guest, OURS};
+use super::guest::Guest;
 use super::lab::Lab;
+use super::link::OURS;
 use super::row::{Process, await_that, finish, tail};
 
 /// For one side's commands.

@@ -11,15 +11,8 @@ use anyhow::{Context, Result, bail};
 
 use super::image::Image;
 use super::lab::Lab;
+use super::link::{Link, MTU};
 use super::relay::Relay;
-
-/// The guest's address, and ours on the link to it.
-pub(super) const GUEST: &str = "10.91.0.2";
-pub(super) const OURS: &str = "10.91.0.1";
-/// The host's end of that link.
-pub(super) const TAP: &str = "rxe0";
-/// Of both ends: every path MTU fits.
-pub(super) const MTU: u32 = 9000;
 
 const AGENT: &str = include_str!("agent.sh");
 const STATE: &str = include_str!("state.sh");
@@ -74,12 +67,13 @@ impl Guest {
         relay: &Relay,
         arguments: &[String],
     ) -> Result<Self> {
-        let share = lab.scratch().join("share");
+        let Link { tap, guest, .. } = *relay.link();
+        let share = lab.scratch().join(format!("{tap}.share"));
         fs::create_dir(&share)?;
         fs::write(share.join("agent.sh"), AGENT)?;
         fs::write(share.join("state.sh"), STATE)?;
-        fs::write(share.join("configuration"), format!("MTU={MTU}\nADDRESS={GUEST}/24\n"))?;
-        let console = lab.scratch().join("guest.log");
+        fs::write(share.join("configuration"), format!("MTU={MTU}\nADDRESS={guest}/24\n"))?;
+        let console = lab.scratch().join(format!("{tap}.guest.log"));
         let log = File::create(&console)?;
         // KVM tells the guest how fast its clock is.
         let pit = if accelerator == "tcg" { NO_PIT } else { "" };

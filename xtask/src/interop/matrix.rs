@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use super::guest::{Guest, OURS};
+use super::guest::Guest;
 use super::lab::Lab;
+use super::link::OURS;
 use super::relay::Relay;
 use super::row::{Process, await_that, finish, tail};
 use super::{Limit, Outcome, Report, threads};

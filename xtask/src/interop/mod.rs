@@ -11,6 +11,7 @@ mod guest;
 mod hosts;
 mod image;
 mod lab;
+mod link;
 mod matrix;
 pub(crate) mod power_cut;
 mod relay;
@@ -25,12 +26,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use self::bench::Bench;
-use self::guest::{Guest, MTU};
 use self::image::Image;
 use self::lab::Lab;
+use self::link::{Link, Machines};
 use self::matrix::Field;
-use self::relay::Relay;
-use self::row::Row;
+use self::row::{Row, Tools};
 use crate::{install, process, programs};
 
 /// What the rows of the matrix are called while there is no peer to list them.
@@ -232,14 +232,15 @@ fn run_rows(options: &Options) -> Result<Vec<Report>> {
     let cable = programs::relay()?;
     let tools = match rows.conversations.is_empty() {
         true => None,
-        false => Some((programs::millstream()?, programs::suite()?)),
+        false => Some(Tools::build()?),
     };
     let logs = process::target_directory().join("interop");
     std::fs::create_dir_all(&logs)?;
     let image = Image::ensure()?;
     let lab = Lab::new()?;
-    let mut relay = Relay::start(&lab, &cable, MTU)?;
-    let mut guest = Guest::boot(&image, &options.accelerator, &lab, &relay)?;
+    let accelerator = &options.accelerator;
+    let machines = Machines { lab: &lab, image: &image, cable: &cable, accelerator };
+    let (mut relay, mut guest) = machines.boot(Link::FIRST)?;
     let mut reports = Vec::new();
     let failed = Cell::new(false);
     let mut report = |report: Report| {
@@ -254,14 +255,14 @@ fn run_rows(options: &Options) -> Result<Vec<Report>> {
             break;
         }
         for row in &rows.conversations {
-            let Some((ours, suite)) = &tools else { break };
+            let Some(tools) = &tools else { break };
             report(attempt(row.name, &logs, |stem| {
                 if limit.left().is_zero() {
                     bail!("it was not reached: {}", limit.reason());
                 }
                 let capture = stem.with_extension("pcap");
                 relay.command(&format!("capture {}", capture.display()))?;
-                let result = row.run(&lab, &mut guest, ours, suite, stem);
+                let result = row.run(&machines, &mut guest, tools, stem);
                 relay.command("capture-end")?;
                 result
             }));
@@ -309,8 +310,9 @@ fn measure(options: &Options) -> Result<()> {
     std::fs::create_dir_all(&logs)?;
     let image = Image::ensure()?;
     let lab = Lab::new()?;
-    let relay = Relay::start(&lab, &cable, MTU)?;
-    let mut guest = Guest::boot(&image, &options.accelerator, &lab, &relay)?;
+    let accelerator = &options.accelerator;
+    let machines = Machines { lab: &lab, image: &image, cable: &cable, accelerator };
+    let (_relay, mut guest) = machines.boot(Link::FIRST)?;
     Bench { lab: &lab, guest: &mut guest, ours: &ours, logs: &logs }.run(&options.only)
 }
 

@@ -7,25 +7,28 @@ use std::process::{Child, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-use super::guest::{OURS, TAP};
 use super::lab::Lab;
+use super::link::{Link, MTU};
 use crate::process;
 
 /// The running relay.
 pub(super) struct Relay {
     child: Child,
+    link: Link,
     frames: PathBuf,
     control: PathBuf,
     commands: BufReader<UnixStream>,
 }
 
 impl Relay {
-    /// Starts the relay and gives its tap device an address. qemu is to connect next.
-    pub(super) fn start(lab: &Lab, program: &Path, mtu: u32) -> Result<Self> {
-        let (frames, control) = (lab.scratch().join("frames"), lab.scratch().join("control"));
+    /// Starts the relay of `link` and gives its tap device an address. qemu is to connect next.
+    pub(super) fn start(lab: &Lab, program: &Path, link: Link) -> Result<Self> {
+        let Link { tap, ours, .. } = link;
+        let [frames, control] =
+            ["frames", "control"].map(|socket| lab.scratch().join(format!("{tap}.{socket}")));
         let mut child = lab
             .command(program)
-            .arg(TAP)
+            .arg(tap)
             .args([&frames, &control])
             .stdout(Stdio::piped())
             .spawn()
@@ -36,18 +39,22 @@ impl Relay {
             bail!("the relay did not start: {}", child.wait()?);
         }
         for (file, value) in [("disable_ipv6", "1"), ("accept_ra", "0")] {
-            let name = format!("net.ipv6.conf.{TAP}.{file}={value}");
+            let name = format!("net.ipv6.conf.{tap}.{file}={value}");
             // A kernel without IPv6 has no such setting.
             let _ = process::succeeds(lab.command("sysctl").args(["-qw", &name]));
         }
         // A whole window of packets waits here for an emulated machine.
-        let (mtu, queue) = (mtu.to_string(), "5000");
-        let link = ["link", "set", TAP, "mtu", &mtu, "txqueuelen", queue, "up"];
-        process::run(lab.command("ip").args(link))?;
-        let address = format!("{OURS}/24");
-        process::run(lab.command("ip").args(["address", "add", &address, "dev", TAP]))?;
+        let (mtu, queue) = (MTU.to_string(), "5000");
+        let up = ["link", "set", tap, "mtu", &mtu, "txqueuelen", queue, "up"];
+        process::run(lab.command("ip").args(up))?;
+        let address = format!("{ours}/24");
+        process::run(lab.command("ip").args(["address", "add", &address, "dev", tap]))?;
         let commands = BufReader::new(UnixStream::connect(&control)?);
-        Ok(Self { child, frames, control, commands })
+        Ok(Self { child, link, frames, control, commands })
+    }
+
+    pub(super) fn link(&self) -> &Link {
+        &self.link
     }
 
     /// Where qemu connects to.

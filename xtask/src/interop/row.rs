@@ -2,7 +2,7 @@
 //! or the same test of ours there on the kernel's device and here on a soft one.
 
 use std::fs::{self, File};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -10,9 +10,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use super::files::Node;
-use super::guest::{GUEST, Guest, OURS, Running};
+use super::guest::{Guest, Running};
 use super::lab::{self, Lab};
+use super::link::{GUEST, Machines, OURS};
 use super::{device, files, hosts, threads};
+use crate::programs;
 
 /// The TCP port on which both sides exchange their queue pairs' addresses.
 const PORT: u16 = 18515;
@@ -73,6 +75,7 @@ pub(super) const ROWS: &[Row] = &[
     Row { name: "files from kernel's device and back", talk: Talk::Files(Node::Ours) },
     Row { name: "files both ways, three of ours on one address", talk: Talk::Files(Node::Both) },
     Row { name: "AllReduce of two hosts on kernel's device and ours", talk: Talk::Hosts },
+    Row { name: "AllReduce of two kernels on two machines", talk: Talk::Guests },
 ];
 
 const fn pingpong(
@@ -95,6 +98,20 @@ const fn datagrams(name: &'static str, kernel: Side, options: &'static str) -> R
 
 const fn test(name: &'static str, kernel: Side, command: &'static str) -> Row {
     Row { name, talk: Talk::Test { kernel, command } }
+}
+
+/// The programs that rows run.
+pub(super) struct Tools {
+    pub(super) millstream: PathBuf,
+    pub(super) suite: PathBuf,
+    pub(super) plain_host: PathBuf,
+}
+
+impl Tools {
+    pub(super) fn build() -> Result<Self> {
+        let (millstream, suite) = (programs::millstream()?, programs::suite()?);
+        Ok(Self { millstream, suite, plain_host: programs::plain_host()? })
+    }
 }
 
 pub(super) struct Row {
@@ -120,6 +137,8 @@ enum Talk {
     Files(Node),
     /// Hosts of a group, two of them on the kernel's device, over our switch.
     Hosts,
+    /// Hosts of a group, each on the kernel's device of a machine of its own, over our switch.
+    Guests,
 }
 
 /// What the kernel's side is.
@@ -133,12 +152,12 @@ impl Row {
     /// Runs the row. What both sides print goes to `STEM.ours.log` and `STEM.kernel.log`.
     pub(super) fn run(
         &self,
-        lab: &Lab,
+        machines: &Machines<'_>,
         guest: &mut Guest,
-        ours: &Path,
-        suite: &Path,
+        tools: &Tools,
         stem: &Path,
     ) -> Result<()> {
+        let (lab, ours) = (machines.lab, &*tools.millstream);
         let device = "-d rxe0 -g $RXE_GID_INDEX -c";
         let original = format!("ibv_rc_pingpong {device}");
         match self.talk {
@@ -150,9 +169,10 @@ impl Row {
                 );
                 self.alone(guest.start(&both)?, stem)
             }
-            Talk::Suite => device::run(guest, suite, stem),
+            Talk::Suite => device::run(guest, &tools.suite, stem),
             Talk::Files(node) => files::run(lab, guest, ours, stem, node),
-            Talk::Hosts => hosts::run(lab, guest, ours, stem),
+            Talk::Hosts => hosts::with_ours(lab, guest, tools, stem),
+            Talk::Guests => hosts::in_two_guests(machines, guest, tools, stem),
             Talk::Pingpong { kernel, options, theirs, driver } => {
                 let theirs = format!("{original} {options} {theirs}");
                 let words = format!("pingpong {options} --driver {driver} {PATIENT}");

@@ -15,9 +15,10 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context, Result, bail};
 
 use self::disk::{Disk, lock};
-use super::guest::{GUEST, Guest, MTU, OURS};
+use super::guest::Guest;
 use super::image::Image;
 use super::lab::Lab;
+use super::link::{GUEST, Link, OURS};
 use super::relay::Relay;
 use super::row::{Process, await_that, tail};
 use crate::{install, process, programs};
@@ -201,7 +202,7 @@ struct Boot {
 impl Machine {
     fn boot(&self, written: &[Written]) -> Result<Boot> {
         let lab = Lab::new()?;
-        let relay = Relay::start(&lab, &self.cable, MTU)?;
+        let relay = Relay::start(&lab, &self.cable, Link::FIRST)?;
         let (mut disks, mut arguments) = (Vec::new(), Vec::new());
         for (index, Written { disk, .. }) in written.iter().enumerate() {
             let socket = lab.scratch().join(format!("disk{index}"));
