@@ -32,7 +32,7 @@ impl Controller {
                 return;
             }
         };
-        self.set_role(connection, Role::Host { group: id, rank: hello.rank });
+        self.connections.set_role(connection, Role::Host { group: id, rank: hello.rank });
         let deadline = now + self.group_timeout(hello);
         let Some(group) = self.groups.get_mut(&id) else { return };
         let (connection, address) = (Some(connection), hello.address);

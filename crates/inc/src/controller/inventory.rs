@@ -96,7 +96,7 @@ impl Controller {
             switch.inventory_until = Some(self.now + self.config.inventory_grace);
             // Answers of the old connection may be lost.
             self.end_forming(id, "its control connection was closed");
-            self.set_role(connection, Role::Switch(id));
+            self.connections.set_role(connection, Role::Switch(id));
             if presence.held == 0 {
                 // Its reports, which may say why, are behind this message. It answers when it has written them all.
                 self.send(connection, FromController::Ping);

@@ -12,6 +12,7 @@
 //! to one after it, and say what they have (`resume.rs`, `inventory.rs`).
 
 mod config;
+mod connections;
 mod counted;
 mod fallback;
 mod further_up;
@@ -31,6 +32,7 @@ mod shared_memory;
 mod switches;
 #[cfg(test)]
 mod tests;
+mod timed;
 
 use core::net::{IpAddr, SocketAddr};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -38,6 +40,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use millstream_roce::Instant;
 
 pub use config::ControllerConfig;
+use connections::{Connection, Connections, Role};
 pub use counted::PortRates;
 pub use given::{EdgeEnd, PlacedEdge, PlacedNode, Placement, PlacementChange};
 pub use group::GroupState;
@@ -107,32 +110,6 @@ pub struct Census {
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 struct GroupId(u64);
 
-#[derive(Clone, Copy, Debug)]
-enum Role {
-    /// It has not said, and must until then.
-    New {
-        until: Instant,
-    },
-    Switch(SwitchId),
-    Host {
-        group: GroupId,
-        rank: u32,
-    },
-}
-
-#[derive(Debug)]
-struct Connection {
-    role: Role,
-    owner: Owner,
-    /// What it is told has this term.
-    term: u64,
-    next_ping: Instant,
-    /// Questions in a row that got no answer.
-    unanswered: u32,
-    /// Somebody wants its place, and since then it was asked whether it is there, and has said nothing.
-    doubted: bool,
-}
-
 #[derive(Debug)]
 struct Switch {
     /// None while it is away.
@@ -169,7 +146,7 @@ impl Switch {
 #[derive(Debug)]
 pub struct Controller {
     config: ControllerConfig,
-    connections: BTreeMap<ConnectionId, Connection>,
+    connections: Connections,
     switches: BTreeMap<SwitchId, Switch>,
     groups: BTreeMap<GroupId, Group>,
     /// Groups that nobody has left, by their tokens and names.
@@ -220,7 +197,7 @@ impl Controller {
         let next_communicator = (run & 0x1f_ffff) << 32;
         Self {
             config,
-            connections: BTreeMap::new(),
+            connections: Connections::new(),
             switches: BTreeMap::new(),
             groups: BTreeMap::new(),
             names: HashMap::new(),
@@ -265,12 +242,8 @@ impl Controller {
 
     fn connected(&mut self, now: Instant, connection: ConnectionId, owner: Owner) {
         self.arrive(now);
-        let strangers = || {
-            let new = |connection: &Connection| matches!(connection.role, Role::New { .. });
-            self.connections.iter().filter(move |(_, connection)| new(connection))
-        };
         let limit = self.config.max_strangers;
-        if strangers().count() >= limit
+        if self.connections.strangers().len() >= limit
             && let Some(oldest) = self.stranger_to_go()
         {
             let what = "connections of peers that have not said what they are".to_owned();
@@ -279,13 +252,9 @@ impl Controller {
         if let Err(refusal) = self.check_connections(owner) {
             return self.turn_away(connection, refusal);
         }
-        let role = Role::New { until: now + self.config.introduction_timeout };
-        let (term, unanswered) = (self.term_to(connection), 0);
-        let next_ping = now + self.config.keep_alive_interval;
-        self.connections.insert(
-            connection,
-            Connection { role, owner, term, next_ping, unanswered, doubted: false },
-        );
+        let until = now + self.config.introduction_timeout;
+        let (term, next_ping) = (self.term_to(connection), now + self.config.keep_alive_interval);
+        self.connections.insert(connection, Connection::new(until, owner, term, next_ping));
     }
 
     /// A message has arrived.
@@ -299,7 +268,7 @@ impl Controller {
         // What was read before we closed the connection.
         let Some(state) = self.connections.get_mut(&connection) else { return };
         (state.unanswered, state.doubted) = (0, false);
-        let role = state.role;
+        let role = state.role();
         if let (Role::New { .. }, Some(term)) = (role, message.obeyed_term())
             && let Err(refusal) = self.exceed(connection, term)
         {
@@ -446,10 +415,6 @@ impl Controller {
 
     /// When [`Controller::handle_timeout`] must be called next.
     pub fn poll_timeout(&mut self) -> Option<Instant> {
-        let pings = self.connections.values().map(|connection| match connection.role {
-            Role::New { until } => until.min(connection.next_ping),
-            _ => connection.next_ping,
-        });
         let claims = |group: &Group| group.revived.as_ref().and_then(|revived| revived.until);
         let deadlines = self
             .groups
@@ -461,8 +426,8 @@ impl Controller {
         let unclaimed = self.unclaimed.front().map(|&(until, _)| until);
         let inventories = self.switches.values().filter_map(|switch| switch.inventory_until);
         let deadlines = deadlines.chain(inventories);
-        let earliest = pings
-            .chain(deadlines)
+        let earliest = deadlines
+            .chain(self.connections.first())
             .chain(ending)
             .chain(away)
             .chain(unclaimed)
@@ -553,7 +518,7 @@ impl Controller {
     /// Forgets a connection and draws the consequences.
     fn lose(&mut self, connection: ConnectionId, detail: &str, loss: Loss) {
         let Some(lost) = self.connections.remove(&connection) else { return };
-        match (lost.role, loss) {
+        match (lost.role(), loss) {
             (Role::New { .. }, _) => {}
             (Role::Switch(id), Loss::ForEver) => self.switch_lost(id, detail),
             (Role::Switch(id), Loss::Connection) => self.switch_away(id, detail),
@@ -565,13 +530,14 @@ impl Controller {
     fn keep_alive(&mut self, now: Instant) {
         let misses = self.config.keep_alive_misses;
         let (mut silent, mut asked) = (Vec::new(), Vec::new());
-        for (&id, connection) in &mut self.connections {
-            match connection.role {
+        for id in self.connections.due(now) {
+            let Some(connection) = self.connections.get_mut(&id) else { continue };
+            let role = connection.role();
+            match role {
                 Role::New { until } if until <= now => {
                     silent.push((id, "it did not say what it is"));
                     continue;
                 }
-                _ if connection.next_ping > now => continue,
                 _ if connection.unanswered >= misses => {
                     silent
                         .push((id, "it does not answer: its process or its network stands still"));
@@ -584,13 +550,13 @@ impl Controller {
             connection.next_ping = now + self.config.keep_alive_interval;
             let (term, message) = (connection.term, FromController::Ping);
             self.outputs.push_back(Output::Send { connection: id, term, message });
-            if let Role::Host { group, .. } = connection.role {
+            if let Role::Host { group, .. } = role {
                 asked.push((id, group));
             }
         }
         self.tell_what_is_awaited(now, &asked);
         for (connection, detail) in silent {
-            let role = self.connections.get(&connection).map(|connection| connection.role);
+            let role = self.connections.get(&connection).map(Connection::role);
             if let Some(Role::Switch(_)) = role {
                 // Its ranks notice when it is more than the way to it that is broken.
                 self.lose(connection, detail, Loss::Connection);
@@ -627,34 +593,12 @@ impl Controller {
 
     /// Whether one more rank may be connected: others keep their places for switches.
     fn check_ranks(&self) -> Result<(), Refusal> {
-        let limit = self.config.max_ranks;
-        self.check_count("ranks", limit, |role| matches!(role, Role::Host { .. }))
+        check_count("ranks", self.connections.hosts(), self.config.max_ranks)
     }
 
     /// Whether one more switch may be.
     fn check_switches(&self) -> Result<(), Refusal> {
-        self.check_count("switches", self.config.max_switches, |role| {
-            matches!(role, Role::Switch(_))
-        })
-    }
-
-    fn check_count(
-        &self,
-        what: &str,
-        limit: usize,
-        is_one: impl Fn(&Role) -> bool,
-    ) -> Result<(), Refusal> {
-        let of = |connection: &&Connection| is_one(&connection.role);
-        match self.connections.values().filter(of).count() < limit {
-            true => Ok(()),
-            false => Err(Refusal::Limit { what: what.to_owned(), limit }),
-        }
-    }
-
-    fn set_role(&mut self, connection: ConnectionId, role: Role) {
-        if let Some(connection) = self.connections.get_mut(&connection) {
-            connection.role = role;
-        }
+        check_count("switches", self.connections.switches(), self.config.max_switches)
     }
 
     /// Tells a host the last thing it hears.
@@ -753,6 +697,11 @@ enum Loss {
     Connection,
     /// It is of no more use.
     ForEver,
+}
+
+/// Whether there may be one more.
+fn check_count(what: &str, count: usize, limit: usize) -> Result<(), Refusal> {
+    if count < limit { Ok(()) } else { Err(Refusal::Limit { what: what.to_owned(), limit }) }
 }
 
 const CLOSED: &str = "its control connection was closed";

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use millstream_roce::Instant;
 
 use super::group::Step;
-use super::{ConnectionId, Controller, ControllerConfig, GroupId, Role};
+use super::{Connection, ConnectionId, Controller, ControllerConfig, GroupId};
 use crate::plan::Forest;
 use crate::protocol::{GroupIdentity, Refusal, TokenProblem};
 
@@ -73,12 +73,12 @@ pub(super) struct Owner {
     /// Which of the tokens was proved.
     pub(super) token: Option<usize>,
     /// Where the connection comes from, if its carrier has said so.
-    source: Option<IpAddr>,
+    pub(super) source: Option<IpAddr>,
 }
 
 /// One who has quotas.
-#[derive(Clone, Copy)]
-enum Holder {
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub(super) enum Holder {
     Token(usize),
     Source(IpAddr),
 }
@@ -122,7 +122,7 @@ impl Owner {
         Self { token: None, source: Some(source(address)) }
     }
 
-    fn holders(self) -> impl Iterator<Item = Holder> {
+    pub(super) fn holders(self) -> impl Iterator<Item = Holder> {
         let token = self.token.map(Holder::Token);
         token.into_iter().chain(self.source.map(Holder::Source))
     }
@@ -146,9 +146,7 @@ impl Controller {
             self.turn_away(connection, refusal);
             return false;
         }
-        if let Some(state) = self.connections.get_mut(&connection) {
-            state.owner.token = Some(token);
-        }
+        self.connections.set_token(connection, token);
         true
     }
 
@@ -167,7 +165,7 @@ impl Controller {
 
     /// Whose a connection is.
     pub(super) fn owner(&self, connection: ConnectionId) -> Owner {
-        self.connections.get(&connection).map(|connection| connection.owner).unwrap_or_default()
+        self.connections.get(&connection).map(Connection::owner).unwrap_or_default()
     }
 
     /// Whether a connection may say that it is one of these.
@@ -199,10 +197,7 @@ impl Controller {
             "connections",
             1,
             |quotas| quotas.connections,
-            |holder| {
-                let all = self.connections.values();
-                all.filter(|connection| connection.owner.is_of(holder)).count() as u64
-            },
+            |holder| self.connections.count_of(holder),
         )
     }
 
@@ -284,15 +279,12 @@ impl Controller {
 
     /// Of the connections that have not said what they are, the oldest of the source that has most of them.
     pub(super) fn stranger_to_go(&self) -> Option<ConnectionId> {
-        let new = || {
-            let all = self.connections.iter();
-            all.filter(|(_, connection)| matches!(connection.role, Role::New { .. }))
-        };
+        let strangers = self.connections.strangers();
+        let mut strangers = strangers.map(|(id, connection)| (id, connection.owner().source));
         let mut counts: HashMap<Option<IpAddr>, usize> = HashMap::new();
-        new().for_each(|(_, connection)| *counts.entry(connection.owner.source).or_default() += 1);
+        strangers.clone().for_each(|(_, source)| *counts.entry(source).or_default() += 1);
         let most = counts.values().copied().max()?;
-        let found = new().find(|(_, connection)| counts[&connection.owner.source] == most);
-        found.map(|(&id, _)| id)
+        strangers.find(|(_, source)| counts[source] == most).map(|(id, _)| id)
     }
 
     fn check(

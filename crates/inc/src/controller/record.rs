@@ -154,7 +154,7 @@ impl Controller {
             return;
         }
         let known = |(&id, connection): (&ConnectionId, &Connection)| {
-            let is_known = match connection.role {
+            let is_known = match connection.role() {
                 Role::New { .. } => false,
                 Role::Switch(switch) => self.switches.get(&switch).is_some_and(Switch::serves),
                 // Before, a host waits for something else.

@@ -79,12 +79,7 @@ impl Controller {
         if self.armed.take().is_none_or(|at| now <= at + standstill) {
             return;
         }
-        for connection in self.connections.values_mut() {
-            connection.unanswered = 0;
-            if let Role::New { until } = &mut connection.role {
-                *until = (*until).max(now + standstill);
-            }
-        }
+        self.connections.forgive(now + standstill);
         let until = now + self.config.resume_timeout;
         for (_, id, rank) in core::mem::take(&mut self.away) {
             let member = self.groups.get_mut(&id).and_then(|group| group.members.get_mut(&rank));
@@ -204,7 +199,7 @@ impl Controller {
         }
         // The first to have left says all: no later collective can end.
         let left = group.members.iter().filter_map(|(&rank, it)| Some((it.left?, rank))).min();
-        self.set_role(connection, Role::Host { group: id, rank: resume.rank });
+        self.connections.set_role(connection, Role::Host { group: id, rank: resume.rank });
         self.connect_hosts_switch(id, resume.rank, Some(connection));
         if let Some(old) = old {
             self.connections.remove(&old);

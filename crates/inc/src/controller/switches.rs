@@ -62,7 +62,7 @@ impl Controller {
         };
         let id = SwitchId(self.next_switch);
         self.next_switch += 1;
-        self.set_role(connection, Role::Switch(id));
+        self.connections.set_role(connection, Role::Switch(id));
         let Presence { incarnation, held, .. } = presence;
         let (connection, communicators) = (Some(connection), BTreeMap::new());
         let switch = Switch {
