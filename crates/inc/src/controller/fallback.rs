@@ -152,11 +152,7 @@ impl Controller {
 
     /// Groups have waited for a switch for long enough.
     pub(super) fn fall_back_in_time(&mut self, now: Instant) {
-        let due = |(&id, group): (&GroupId, &Group)| {
-            group.fall_back_at.is_some_and(|at| at <= now).then_some(id)
-        };
-        let due: Vec<GroupId> = self.groups.iter().filter_map(due).collect();
-        for id in due {
+        for id in self.groups.due(now, |group| group.fall_back_at) {
             // There may be room that it has not had its turn for.
             self.plan(id);
             let waits = |group: &&mut Group| group.waits_for_trees();
@@ -210,7 +206,6 @@ impl Controller {
                 place: None,
                 communicators: BTreeMap::new(),
                 inventory_until: None,
-                early: BTreeMap::new(),
             };
             self.switches.insert(switch, host);
         }

@@ -55,11 +55,7 @@ impl Controller {
 
     /// Ends the groups whose switches had time to say which one is lost.
     pub(super) fn name_lost_further_up(&mut self, now: Instant) {
-        let due = |(&id, group): (&GroupId, &Group)| {
-            group.named_by().is_some_and(|until| until <= now).then_some(id)
-        };
-        let due: Vec<GroupId> = self.groups.iter().filter_map(due).collect();
-        for id in due {
+        for id in self.groups.due(now, Group::named_by) {
             let known = self.groups.get_mut(&id).and_then(|group| group.further_up.take());
             let Some(FurtherUp { rank, tree, own, detail, .. }) = known else { continue };
             // Where hosts take the place of switches, one that is away was perhaps it.

@@ -1,7 +1,7 @@
 //! What switches have from before, their nodes of trees, and switches that are away.
 
 use core::net::IpAddr;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use millstream_roce::Instant;
 
@@ -77,10 +77,10 @@ impl Controller {
         limits: SwitchLimits,
         presence: Presence,
     ) -> bool {
-        let known = self.switches.iter_mut();
-        let mut known =
-            known.filter(|(_, it)| it.host.is_none() && it.name == name && it.address == address);
-        let Some((&id, switch)) = known.next() else { return false };
+        let mut all = self.switches.iter();
+        let is_it = |it: &Switch| it.host.is_none() && it.name == name && it.address == address;
+        let Some((&id, _)) = all.find(|(_, switch)| is_it(switch)) else { return false };
+        let Some(switch) = self.switches.get_mut(&id) else { return false };
         if let Some(old) = switch.connection.filter(|old| self.connections.contains_key(old)) {
             // Anybody can say this name. If nobody is there, this closes the old connection.
             self.ask_whether_there(Some(old));
@@ -178,9 +178,10 @@ impl Controller {
         communicator: u64,
         mut report: SwitchReport,
     ) {
-        let Some(switch) = self.switches.get_mut(&id) else { return };
+        let Some(switch) = self.switches.get(&id) else { return };
         let known = switch.unnamed as usize + switch.communicators.len();
-        if switch.inventory_until.is_none() || switch.early.len() >= (known + 64).min(MAX_EARLY) {
+        let kept = self.early.get(&id).map_or(0, BTreeMap::len);
+        if switch.inventory_until.is_none() || kept >= (known + 64).min(MAX_EARLY) {
             return;
         }
         let (SwitchReport::PeerLost { detail, .. }
@@ -189,19 +190,23 @@ impl Controller {
         | SwitchReport::Violation { detail, .. }
         | SwitchReport::Overdue { detail, .. }) = &mut report;
         *detail = shortened(core::mem::take(detail));
-        switch.early.entry(communicator).or_insert(report);
+        self.early.entry(id).or_default().entry(communicator).or_insert(report);
     }
 
     /// Acts on reports whose groups are known now.
     pub(super) fn apply_early_reports(&mut self) {
-        let early = |(&id, switch): (&SwitchId, &Switch)| {
+        let early = |(&id, reports): (&SwitchId, &BTreeMap<u64, SwitchReport>)| {
             let known = |&&number: &&u64| self.find_claimed(id, number).is_some();
-            switch.early.keys().filter(known).map(|&number| (id, number)).collect::<Vec<_>>()
+            reports.keys().filter(known).map(|&number| (id, number)).collect::<Vec<_>>()
         };
-        let known: Vec<(SwitchId, u64)> = self.switches.iter().flat_map(early).collect();
+        let known: Vec<(SwitchId, u64)> = self.early.iter().flat_map(early).collect();
         for (id, communicator) in known {
-            let switch = self.switches.get_mut(&id);
-            if let Some(report) = switch.and_then(|switch| switch.early.remove(&communicator)) {
+            let Some(reports) = self.early.get_mut(&id) else { continue };
+            let report = reports.remove(&communicator);
+            if reports.is_empty() {
+                self.early.remove(&id);
+            }
+            if let Some(report) = report {
                 self.reported(id, communicator, report);
             }
         }
@@ -210,13 +215,12 @@ impl Controller {
     /// Switches had time to name what they have.
     pub(super) fn end_inventories(&mut self, now: Instant) {
         let (mut late, mut mute) = (Vec::new(), Vec::new());
-        for (&id, switch) in &mut self.switches {
-            if switch.inventory_until.is_some_and(|until| until <= now) {
-                switch.inventory_until = None;
-                switch.early.clear();
-                late.extend(switch.connection.filter(|_| switch.unnamed > 0));
-                mute.extend(switch.unjudged.then_some(id));
-            }
+        for id in self.switches.due(now) {
+            let Some(switch) = self.switches.get_mut(&id) else { continue };
+            switch.inventory_until = None;
+            self.early.remove(&id);
+            late.extend(switch.connection.filter(|_| switch.unnamed > 0));
+            mute.extend(switch.unjudged.then_some(id));
         }
         for connection in late {
             self.misbehaved(connection, "it did not name the nodes that it has in time".to_owned());
@@ -247,7 +251,7 @@ impl Controller {
         let reason = switch.lost("it has lost its part of the communicator".to_owned());
         let has = |communicator: &u64| switch.communicators.contains_key(communicator);
         let mut lost: BTreeSet<GroupId> = BTreeSet::new();
-        for (&group, state) in &self.groups {
+        for (&group, state) in self.groups.iter() {
             let places = state.trees.iter().flat_map(Forest::nodes).zip(&state.nodes);
             let mut ours = places.filter(|(place, _)| place.switch == id);
             if state.ready && !ours.all(|(_, node)| has(&node.communicator)) {
@@ -258,11 +262,13 @@ impl Controller {
             (held.switch == id && !has(&communicator)).then_some((communicator, held.group))
         };
         let missing: Vec<(u64, GroupIdentity)> = self.held.iter().filter_map(missing).collect();
-        for (communicator, group) in missing {
-            self.held.remove(&communicator);
-            lost.extend(self.group_of(group));
+        if !missing.is_empty() {
+            for (communicator, group) in missing {
+                self.held.remove(&communicator);
+                lost.extend(self.group_of(group));
+            }
+            self.unclaimed.retain(|(_, communicator)| self.held.contains_key(communicator));
         }
-        self.unclaimed.retain(|(_, communicator)| self.held.contains_key(communicator));
         for group in lost {
             self.end_group(group, &End::Aborted(reason.clone()));
         }
@@ -277,7 +283,7 @@ impl Controller {
         switch.connection = None;
         (switch.unnamed, switch.unjudged) = (0, false);
         switch.inventory_until = None;
-        switch.early.clear();
+        self.early.remove(&id);
         self.end_forming(id, detail);
         self.forget_switches();
     }

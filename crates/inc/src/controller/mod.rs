@@ -18,6 +18,7 @@ mod fallback;
 mod further_up;
 mod given;
 mod group;
+mod groups;
 mod hosts;
 mod identity_secret;
 mod inventory;
@@ -45,6 +46,7 @@ pub use counted::PortRates;
 pub use given::{EdgeEnd, PlacedEdge, PlacedNode, Placement, PlacementChange};
 pub use group::GroupState;
 use group::{End, Group, Step};
+use groups::Groups;
 pub use identity_secret::IdentitySecret;
 use inventory::{Ending, Held};
 pub use overview::{
@@ -64,6 +66,7 @@ use crate::topology::SwitchIndex;
 use record::Records;
 use replanning::Replanning;
 use resume::Ended;
+use timed::{HasDeadline, Timed};
 
 /// A connection, by a number that its owner never uses twice.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -131,8 +134,6 @@ struct Switch {
     communicators: BTreeMap<u64, OwnedNode>,
     /// By then it must have named what it has, and what it has reported before that is forgotten.
     inventory_until: Option<Instant>,
-    /// What it has reported of nodes whose groups are not known yet.
-    early: BTreeMap<u64, SwitchReport>,
 }
 
 impl Switch {
@@ -142,13 +143,19 @@ impl Switch {
     }
 }
 
+impl HasDeadline for Switch {
+    fn due_at(&self) -> Option<Instant> {
+        self.inventory_until
+    }
+}
+
 /// The controller.
 #[derive(Debug)]
 pub struct Controller {
     config: ControllerConfig,
     connections: Connections,
-    switches: BTreeMap<SwitchId, Switch>,
-    groups: BTreeMap<GroupId, Group>,
+    switches: Timed<SwitchId, Switch>,
+    groups: Groups,
     /// Groups that nobody has left, by their tokens and names.
     names: HashMap<(Option<usize>, String), GroupId>,
     /// The nodes of all groups' trees, by their numbers.
@@ -157,6 +164,8 @@ pub struct Controller {
     held: BTreeMap<u64, Held>,
     /// Until when a rank must claim them, in order.
     unclaimed: VecDeque<(Instant, u64)>,
+    /// What switches have reported of nodes whose groups are not known yet, by the nodes' numbers.
+    early: BTreeMap<SwitchId, BTreeMap<u64, SwitchReport>>,
     /// Members that are away, by when they are lost. Those that came back are skipped.
     away: BTreeSet<(Instant, GroupId, u32)>,
     /// Groups that are over, the last ones.
@@ -198,12 +207,13 @@ impl Controller {
         Self {
             config,
             connections: Connections::new(),
-            switches: BTreeMap::new(),
-            groups: BTreeMap::new(),
+            switches: Timed::new(),
+            groups: Groups::new(),
             names: HashMap::new(),
             nodes: HashMap::new(),
             held: BTreeMap::new(),
             unclaimed: VecDeque::new(),
+            early: BTreeMap::new(),
             away: BTreeSet::new(),
             ended: VecDeque::new(),
             term: 1,
@@ -395,11 +405,7 @@ impl Controller {
         self.forget_unclaimed_records(now);
         self.destroy_overdue(now);
         self.fall_back_in_time(now);
-        let due = |(&id, group): (&GroupId, &Group)| {
-            group.deadline.is_some_and(|deadline| deadline <= now).then_some(id)
-        };
-        let overdue: Vec<GroupId> = self.groups.iter().filter_map(due).collect();
-        for id in overdue {
+        for id in self.groups.due(now, |group| group.deadline) {
             let Some(group) = self.groups.get(&id) else { continue };
             if !group.is_full() {
                 self.give_up(now, id);
@@ -415,25 +421,13 @@ impl Controller {
 
     /// When [`Controller::handle_timeout`] must be called next.
     pub fn poll_timeout(&mut self) -> Option<Instant> {
-        let claims = |group: &Group| group.revived.as_ref().and_then(|revived| revived.until);
-        let deadlines = self
-            .groups
-            .values()
-            .flat_map(|it| [it.deadline, it.fall_back_at, claims(it), it.named_by()])
-            .flatten();
+        let of_each = [self.connections.first(), self.groups.first(), self.switches.first()];
+        debug_assert!(self.connections.agrees() && self.groups.agrees() && self.switches.agrees());
         let ending = self.ending.front().map(|ending| ending.until);
         let away = self.away.first().map(|&(until, ..)| until);
         let unclaimed = self.unclaimed.front().map(|&(until, _)| until);
-        let inventories = self.switches.values().filter_map(|switch| switch.inventory_until);
-        let deadlines = deadlines.chain(inventories);
-        let earliest = deadlines
-            .chain(self.connections.first())
-            .chain(ending)
-            .chain(away)
-            .chain(unclaimed)
-            .chain(self.records.until)
-            .chain(self.replanning.at())
-            .min();
+        let others = [ending, away, unclaimed, self.records.until, self.replanning.at()];
+        let earliest = of_each.into_iter().chain(others).flatten().min();
         self.armed = earliest.max(self.reading_until.filter(|_| earliest.is_some()));
         self.armed
     }

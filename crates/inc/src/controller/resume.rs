@@ -62,6 +62,13 @@ impl Revived {
     }
 }
 
+impl Group {
+    /// Until when its other ranks must come back, if that was not judged.
+    pub(super) fn claimed_by(&self) -> Option<Instant> {
+        self.revived.as_ref().and_then(|revived| revived.until)
+    }
+}
+
 /// A group that is over.
 #[derive(Debug)]
 pub(super) struct Ended {
@@ -148,8 +155,7 @@ impl Controller {
     }
 
     pub(super) fn group_of(&self, identity: GroupIdentity) -> Option<GroupId> {
-        let found = self.groups.iter().find(|(_, group)| group.identity == identity);
-        found.map(|(&id, _)| id)
+        self.groups.of(identity)
     }
 
     /// A host comes back.
@@ -304,12 +310,9 @@ impl Controller {
                 self.host_lost(id, rank, CLOSED);
             }
         }
-        let due = |(&id, group): (&GroupId, &Group)| {
-            let until = group.revived.as_ref()?.until?;
-            (until <= now).then_some(id)
-        };
-        let due: Vec<GroupId> = self.groups.iter().filter_map(due).collect();
-        due.into_iter().for_each(|id| self.judge_claims(id));
+        for id in self.groups.due(now, Group::claimed_by) {
+            self.judge_claims(id);
+        }
         self.name_lost_further_up(now);
         while let Some(&(_, communicator)) = self.unclaimed.front().filter(|&&(at, _)| at <= now) {
             self.unclaimed.pop_front();

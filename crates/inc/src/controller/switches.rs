@@ -77,7 +77,6 @@ impl Controller {
             place,
             communicators,
             inventory_until: Some(self.now + self.config.inventory_grace),
-            early: BTreeMap::new(),
         };
         self.switches.insert(id, switch);
         if held == 0 {
@@ -185,6 +184,7 @@ impl Controller {
 
     pub(super) fn switch_lost(&mut self, id: SwitchId, detail: &str) {
         let Some(switch) = self.switches.remove(&id) else { return };
+        self.early.remove(&id);
         let held: HashSet<GroupIdentity> =
             self.held.values().filter(|held| held.switch == id).map(|held| held.group).collect();
         self.forget_held(id);

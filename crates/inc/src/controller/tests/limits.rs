@@ -254,7 +254,7 @@ fn a_switch_with_more_nodes_may_report_more_before_they_are_claimed() {
             let report = SwitchReport::PeerLost { rank: 2, detail: "x".to_owned(), switch: None };
             world.say(SWITCH, ToController::Report { communicator, report });
         }
-        let early: usize = world.controller.switches.values().map(|it| it.early.len()).sum();
+        let early: usize = world.controller.early.values().map(|it| it.len()).sum();
         assert_eq!(early, most, "{held}");
     }
 }
