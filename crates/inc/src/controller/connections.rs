@@ -188,7 +188,7 @@ impl Connections {
     pub(super) fn strangers(
         &self,
     ) -> impl ExactSizeIterator<Item = (ConnectionId, &Connection)> + Clone {
-        self.counts.strangers.iter().map(|id| (*id, &self.all[id]))
+        self.counts.strangers.iter().map(move |id| (*id, &self.all[id]))
     }
 
     /// How many one has.

@@ -7,16 +7,17 @@
 
 use core::net::IpAddr;
 use core::time::Duration;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use millstream_roce::Instant;
 
-use super::group::{End, Group, Member};
+use super::group::{End, Group};
+use super::members::Member;
 use super::{ConnectionId, Controller, GroupId, Role, Switch};
 use crate::plan::{Candidate, Forest, PlanOptions, SwitchId, Tree};
 use crate::protocol::{
-    AbortReason, Failover, FallbackOffer, MeetingPoint, Refusal, SwitchLimits, ToController,
-    shortened,
+    AbortReason, Failover, FallbackOffer, LostSwitch, MeetingPoint, Refusal, SwitchLimits,
+    ToController, shortened,
 };
 use crate::stripe::MAX_TREES;
 
@@ -73,10 +74,9 @@ impl Group {
         self.meeting.clone().filter(|_| meets)
     }
 
-    /// Whether its ranks have lost this switch before.
-    pub(super) fn avoids(&self, switch: &Switch) -> bool {
-        let mut lost = self.members.values().flat_map(|member| &member.avoid);
-        lost.any(|lost| lost.is(switch.address, switch.incarnation))
+    /// The switches that its ranks have lost before.
+    pub(super) fn avoided(&self) -> BTreeSet<LostSwitch> {
+        self.members.values().flat_map(|member| &member.avoid).copied().collect()
     }
 
     /// There is no switch now: its hosts wait so long for one, or half of the time that is left if that is less.
@@ -102,6 +102,13 @@ impl Group {
     pub(super) fn address_of(&self, member: &Member, tree: usize) -> Option<IpAddr> {
         let addresses = self.fallback.as_ref().map(|fallback| fallback.addresses.max(1) as usize);
         member.address_of(addresses.map_or(tree, |addresses| tree % addresses))
+    }
+}
+
+impl Switch {
+    /// Whether it is one of those that were lost.
+    pub(super) fn is_one_of(&self, lost: &BTreeSet<LostSwitch>) -> bool {
+        lost.iter().any(|lost| lost.is(self.address, self.incarnation))
     }
 }
 
@@ -159,10 +166,11 @@ impl Controller {
             let Some(group) = self.groups.get_mut(&id).filter(waits) else { continue };
             group.fall_back_at = None;
             let Some(group) = self.groups.get(&id) else { continue };
+            let avoided = group.avoided();
             // Only a full group that waits for a switch has such a time, and from then on it gets trees or ends.
             let reason = match &group.missing {
                 // With a topology, too, a switch that the group avoids counts as one that is not there.
-                _ if self.real_switches().any(|switch| group.avoids(switch)) => {
+                _ if self.real_switches().any(|switch| switch.is_one_of(&avoided)) => {
                     "its ranks have lost the switches that have registered".to_owned()
                 }
                 Some(missing) => {

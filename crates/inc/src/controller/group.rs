@@ -1,21 +1,22 @@
 //! One group on its way to a communicator.
 
-use core::net::IpAddr;
 use std::collections::{BTreeMap, BTreeSet};
 
 use millstream_roce::Instant;
 use millstream_wire::Mtu;
 
-use super::ConnectionId;
 use super::counted::Counted;
 use super::fallback::Fallback;
 use super::further_up::FurtherUp;
+use super::members::{Member, Members};
 use super::quotas::Owner;
+use super::rank_set::RankSet;
 use super::resume::Revived;
+use super::timed::Timed;
 use crate::plan::{Forest, SwitchId};
 use crate::protocol::{
-    AbortReason, Awaited, FallbackOffer, FromController, GroupIdentity, HostQueuePair, LostSwitch,
-    MeetingPoint, RankList, Refusal, SameMachine, SwitchEdge, SwitchUplink,
+    AbortReason, Awaited, FromController, GroupIdentity, MeetingPoint, Refusal, SwitchEdge,
+    SwitchUplink,
 };
 use crate::ranks::Ranks;
 use crate::spec::{CommunicatorOptions, reproducible_segment_bytes};
@@ -38,52 +39,21 @@ pub enum GroupState {
 }
 
 #[derive(Debug)]
-pub(super) struct Member {
-    /// None while it is away.
-    pub(super) connection: Option<ConnectionId>,
-    pub(super) address: IpAddr,
-    /// For further trees.
-    pub(super) more_addresses: Vec<IpAddr>,
-    /// Its queue pairs, one for each tree; none before it has connected.
-    pub(super) ends: Vec<HostQueuePair>,
-    /// How ranks of its machine find it, if it wants that.
-    pub(super) same_machine: Option<SameMachine>,
-    /// What it asks of the communicator.
-    pub(super) options: CommunicatorOptions,
-    /// Whether it takes the place of a switch.
-    pub(super) fallback: FallbackOffer,
-    /// Switches that it has lost before, which are not to serve the group.
-    pub(super) avoid: Vec<LostSwitch>,
-    /// It has said that it is done, after so many collectives. Its connection may be gone.
-    pub(super) left: Option<u64>,
-    /// It is away, and lost when it is not back by then.
-    pub(super) away_until: Option<Instant>,
-}
-
-impl Member {
-    /// Where a tree reaches it.
-    pub(super) fn address_of(&self, tree: usize) -> Option<IpAddr> {
-        match tree.checked_sub(1) {
-            None => Some(self.address),
-            Some(more) => self.more_addresses.get(more).copied(),
-        }
-    }
-}
-
-#[derive(Debug)]
 pub(super) struct Group {
     pub(super) name: String,
     pub(super) identity: GroupIdentity,
     /// Whose it is: of who joined first.
     pub(super) owner: Owner,
     pub(super) world: u32,
-    pub(super) members: BTreeMap<u32, Member>,
+    pub(super) members: Members,
     /// When a rank gives up, the first of them. Once all are there, the making of it fails then.
     pub(super) deadline: Option<Instant>,
     /// When each rank gives up.
-    pub(super) patience: BTreeMap<u32, Instant>,
+    pub(super) patience: Timed<u32, Instant>,
     /// Ranks that have come and given up, some of them.
     pub(super) lapsed: BTreeSet<u32>,
+    /// Ranks that are not there and are none of these.
+    pub(super) never_came: RankSet,
     /// Those of each host, by the lowest, which is connected to switches for all of them. None where hosts have one rank.
     pub(super) hosts: BTreeMap<u32, Ranks>,
     /// Known once switches were found.
@@ -100,6 +70,8 @@ pub(super) struct Group {
     pub(super) connected: u32,
     /// The smallest of those that have.
     pub(super) path_mtu: Mtu,
+    /// Those that have not, once it has trees.
+    pub(super) unconnected: RankSet,
     pub(super) ready: bool,
     /// When its hosts take the place of switches, unless there are some before.
     pub(super) fall_back_at: Option<Instant>,
@@ -171,10 +143,11 @@ impl Group {
             identity,
             owner,
             world,
-            members: BTreeMap::new(),
+            members: Members::new(world),
             deadline: Some(deadline),
-            patience: BTreeMap::new(),
+            patience: Timed::new(),
             lapsed: BTreeSet::new(),
+            never_came: RankSet::all(world),
             hosts: BTreeMap::new(),
             trees: None,
             links: Vec::new(),
@@ -183,6 +156,7 @@ impl Group {
             nodes: Vec::new(),
             connected: 0,
             path_mtu: Mtu::B4096,
+            unconnected: RankSet::default(),
             ready: false,
             fall_back_at: None,
             fallback: None,
@@ -231,10 +205,9 @@ impl Group {
         self.trees.as_ref().is_some_and(|trees| trees.contains(switch))
     }
 
-    /// What any of its ranks asks for.
-    pub(super) fn options(&self) -> CommunicatorOptions {
-        let all = self.members.values().map(|member| member.options);
-        all.fold(CommunicatorOptions::default(), CommunicatorOptions::or)
+    /// What any of its ranks asks for, once it is full.
+    pub(super) const fn options(&self) -> CommunicatorOptions {
+        self.members.options()
     }
 
     /// Bytes of a segment on these trees, where those of other groups have so many: nodes take no more memory than
@@ -282,6 +255,7 @@ impl Group {
     /// A rank is there that gives up then.
     pub(super) fn arrived(&mut self, rank: u32, deadline: Instant) {
         self.lapsed.remove(&rank);
+        self.never_came.remove(rank);
         self.patience.insert(rank, deadline);
         self.deadline = self.deadline.map(|earlier| earlier.min(deadline));
     }
@@ -290,36 +264,26 @@ impl Group {
     pub(super) fn departed(&mut self, rank: u32, gave_up: bool) -> Option<Member> {
         if gave_up && self.lapsed.len() < MAX_LAPSED {
             self.lapsed.insert(rank);
+        } else if !self.lapsed.contains(&rank) {
+            self.never_came.insert(rank);
         }
         self.patience.remove(&rank);
-        self.deadline = self.patience.values().min().copied();
+        self.deadline = self.patience.first();
         self.members.remove(&rank)
     }
 
     /// What a rank is told that gives up before the group is full: who has never come, unless all have.
     pub(super) fn incomplete(&self) -> Refusal {
-        let known: BTreeSet<u32> =
-            self.members.keys().copied().chain(self.lapsed.iter().copied()).collect();
-        let missing = match known.len() == self.world as usize {
-            true => self.absent(self.members.keys().copied(), self.members.len()),
-            false => self.absent(known.iter().copied(), known.len()),
-        };
+        let all_came = self.never_came.is_empty();
+        let missing = if all_came { self.members.absent() } else { &self.never_came };
+        let missing = missing.list();
         Awaited::Ranks { missing }.refusal(self.name.clone(), self.world)
-    }
-
-    /// Which ranks are not among these, which are in order.
-    fn absent(&self, known: impl Iterator<Item = u32>, count: usize) -> RankList {
-        // Between those that are there: a world is a claim, which should cost nobody time.
-        let ends = known.chain([self.world]);
-        let gaps = ends.scan(0, |next, end| Some(core::mem::replace(next, end + 1)..end));
-        RankList::new(gaps, self.world - count as u32)
     }
 
     /// What it waits for. `switch` is the name of its busy switch.
     pub(super) fn awaited(&self, switch: Option<&str>) -> Awaited {
         if !self.is_full() {
-            let missing = self.absent(self.members.keys().copied(), self.members.len());
-            return Awaited::Ranks { missing };
+            return Awaited::Ranks { missing: self.members.absent().list() };
         }
         if self.trees.is_none() {
             return match &self.missing {
@@ -328,8 +292,7 @@ impl Group {
             };
         }
         if self.nodes.is_empty() {
-            let unconnected = self.wired().filter(|(_, member)| member.ends.is_empty());
-            return Awaited::Connections { ranks: unconnected.map(|(rank, _)| rank).collect() };
+            return Awaited::Connections { ranks: self.unconnected.list() };
         }
         Awaited::Communicator { switch: switch.unwrap_or_default().to_owned() }
     }
@@ -343,6 +306,24 @@ impl Group {
                 FromController::Refused { reason: Refusal::Aborted { reason: reason.clone() } }
             }
             End::Refused(reason) => FromController::Refused { reason: reason.clone() },
+        }
+    }
+
+    /// What is known of all ranks is what a look at each gives.
+    #[cfg(test)]
+    pub(super) fn assert_counted(&self) {
+        self.members.assert_counted(self.world);
+        if self.ready {
+            return;
+        }
+        let is_there = |rank: &u32| self.members.contains_key(rank);
+        let is_known = |rank: &u32| is_there(rank) || self.lapsed.contains(rank);
+        let never_came = (0..self.world).filter(|rank| !is_known(rank));
+        assert_eq!(self.never_came, never_came.collect::<RankSet>());
+        if self.trees.is_some() {
+            let unconnected = self.wired().filter(|(_, member)| member.ends.is_empty());
+            let unconnected: RankSet = unconnected.map(|(rank, _)| rank).collect();
+            assert_eq!(self.unconnected, unconnected);
         }
     }
 }

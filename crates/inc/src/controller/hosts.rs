@@ -6,8 +6,9 @@ use core::time::Duration;
 use millstream_roce::Instant;
 use millstream_wire::Mtu;
 
-use super::group::{End, Group, Member};
-use super::{ConnectionId, Controller, GroupId, Role, TokenKind, is_name};
+use super::group::{End, Group};
+use super::members::Member;
+use super::{ConnectionId, Controller, GroupId, Role, TokenKind, free_name, is_name};
 use crate::protocol::{
     AbortReason, FallbackOffer, FromController, Hello, HostQueuePair, MAX_AVOIDED, MAX_HOST_BYTES,
     MAX_TEXT_BYTES, Refusal,
@@ -132,8 +133,9 @@ impl Controller {
                     let (found, expected) = (world, known.world);
                     return Err(Refusal::WorldDiffers { group, rank, found, expected });
                 }
-                let mut others = known.members.values().map(|member| member.options.plain);
-                if others.any(|plain| plain != hello.options.plain) {
+                // One of them stands for all: each was held against those before it.
+                let other = known.members.values().next().map(|member| member.options.plain);
+                if other.is_some_and(|plain| plain != hello.options.plain) {
                     let which = |plain| if plain { "sends none" } else { "sends them" };
                     let (ours, theirs) = (which(hello.options.plain), which(!hello.options.plain));
                     let detail = format!(
@@ -189,6 +191,7 @@ impl Controller {
         };
         member.ends = ends;
         group.connected += 1;
+        group.unconnected.remove(rank);
         group.path_mtu = group.path_mtu.min(path_mtu);
         if group.connected as usize == group.wired_count() {
             self.begin(id);
@@ -197,7 +200,7 @@ impl Controller {
 
     pub(super) fn leave(&mut self, id: GroupId, rank: u32, collectives: u64) {
         let Some(group) = self.groups.get_mut(&id) else { return };
-        let Some(member) = group.members.get_mut(&rank) else { return };
+        let Some(member) = group.members.get(&rank) else { return };
         if !group.ready {
             if let Some(connection) = member.connection {
                 self.dismiss(connection, FromController::Closed);
@@ -208,18 +211,17 @@ impl Controller {
         if member.left.is_some() {
             return;
         }
-        let first = group.members.values().filter_map(|member| member.left).min();
         // The one that has done the least says all: no later collective can end. In a large group all may leave at once.
-        let is_news = first.is_none_or(|first| collectives < first);
-        if let Some(member) = group.members.get_mut(&rank) {
-            member.left = Some(collectives);
-        }
+        let is_news = group.members.first_left().is_none_or(|(first, _)| collectives < first);
+        group.members.leave(rank, collectives);
         let identity = group.identity;
-        self.names.retain(|_, other| *other != id);
-        let others = || group.members.values().filter(|member| member.left.is_none());
-        let told = others().filter(|_| is_news).filter_map(|member| member.connection);
-        let told: Vec<ConnectionId> = told.collect();
-        if others().next().is_none() && group.revived.as_ref().is_none_or(|it| it.until.is_none()) {
+        free_name(&mut self.names, id, group);
+        let mut told: Vec<ConnectionId> = Vec::new();
+        if is_news {
+            let others = group.members.values().filter(|member| member.left.is_none());
+            told.extend(others.filter_map(|member| member.connection));
+        }
+        if group.members.all_have_left() && group.claimed_by().is_none() {
             self.close_group(id);
         }
         self.record_changed(identity);
@@ -247,8 +249,7 @@ impl Controller {
     pub(super) fn give_up(&mut self, now: Instant, id: GroupId) {
         let Some(group) = self.groups.get_mut(&id) else { return };
         let reason = group.incomplete();
-        let due = group.patience.iter().filter(|&(_, &deadline)| deadline <= now);
-        let due: Vec<u32> = due.map(|(&rank, _)| rank).collect();
+        let due = group.patience.due(now);
         let members: Vec<_> = due.iter().filter_map(|&rank| group.departed(rank, true)).collect();
         for connection in members.iter().filter_map(|member| member.connection) {
             self.dismiss(connection, FromController::Refused { reason: reason.clone() });
@@ -257,8 +258,8 @@ impl Controller {
     }
 
     fn forget_empty(&mut self, id: GroupId) {
-        if self.groups.get(&id).is_some_and(|group| group.members.is_empty()) {
-            self.names.retain(|_, other| *other != id);
+        if let Some(group) = self.groups.get(&id).filter(|group| group.members.is_empty()) {
+            free_name(&mut self.names, id, group);
             self.groups.remove(&id);
         }
     }

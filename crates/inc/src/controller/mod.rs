@@ -22,10 +22,12 @@ mod groups;
 mod hosts;
 mod identity_secret;
 mod inventory;
+mod members;
 mod nodes;
 mod overview;
 mod placement;
 mod quotas;
+mod rank_set;
 mod record;
 mod replanning;
 mod resume;
@@ -109,6 +111,9 @@ pub struct Census {
     pub ending: usize,
 }
 
+/// Groups that nobody has left, by their tokens and names.
+type Names = HashMap<(Option<usize>, String), GroupId>;
+
 /// Groups are numbered: a name may belong to one that forms and to others that end.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 struct GroupId(u64);
@@ -156,8 +161,7 @@ pub struct Controller {
     connections: Connections,
     switches: Timed<SwitchId, Switch>,
     groups: Groups,
-    /// Groups that nobody has left, by their tokens and names.
-    names: HashMap<(Option<usize>, String), GroupId>,
+    names: Names,
     /// The nodes of all groups' trees, by their numbers.
     nodes: HashMap<u64, (GroupId, usize)>,
     /// Nodes of trees that an earlier controller has made, by their numbers.
@@ -308,8 +312,8 @@ impl Controller {
             // Of a communicator that an earlier controller has made: it goes on without.
             (Role::Host { group, .. }, message) if self.is_of_before(group, &message) => {}
             (Role::Switch(id), ToController::Held { nodes }) => self.holds(id, nodes),
-            (Role::Host { group, .. }, message @ ToController::SwitchLost { .. }) => {
-                self.hear_of_loss(connection, group, message);
+            (Role::Host { group, rank }, message @ ToController::SwitchLost { .. }) => {
+                self.hear_of_loss(connection, (group, rank), message);
             }
             (
                 Role::Switch(id),
@@ -605,7 +609,7 @@ impl Controller {
     /// Ends a group before all ranks have left: tells everyone, and the switches that must know.
     fn end_group(&mut self, id: GroupId, end: &End) {
         let Some(group) = self.groups.remove(&id) else { return };
-        self.names.retain(|_, other| *other != id);
+        free_name(&mut self.names, id, &group);
         let blamed = self.blame_host(&group, end);
         let end = blamed.as_ref().unwrap_or(end);
         self.report_over(&group);
@@ -691,6 +695,14 @@ enum Loss {
     Connection,
     /// It is of no more use.
     ForEver,
+}
+
+/// The name of a group is free for the next one, unless it was so before.
+fn free_name(names: &mut Names, id: GroupId, group: &Group) {
+    let name = (group.owner.token, group.name.clone());
+    if names.get(&name) == Some(&id) {
+        names.remove(&name);
+    }
 }
 
 /// Whether there may be one more.

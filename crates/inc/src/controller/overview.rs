@@ -187,7 +187,7 @@ impl Controller {
 
     fn group_overview(&self, group: &Group) -> GroupOverview {
         let topology = self.config.topology.as_deref();
-        let member = |(&rank, member): (&u32, &super::group::Member)| MemberOverview {
+        let member = |(&rank, member): (&u32, &super::members::Member)| MemberOverview {
             rank,
             address: member.address,
             more_addresses: member.more_addresses.clone(),

@@ -114,6 +114,7 @@ impl Controller {
                 }
             }
         }
+        group.unconnected = group.wired().map(|(rank, _)| rank).collect();
         (group.trees, group.links) = (Some(trees), links);
     }
 
@@ -204,8 +205,9 @@ impl Controller {
         users: &[u32],
         number: usize,
     ) -> Result<Choice, NoTree> {
+        let avoided = group.avoided();
         let usable = |(id, switch): &(&SwitchId, &Switch)| {
-            let is_refused = group.refused.contains(id) || group.avoids(switch);
+            let is_refused = group.refused.contains(id) || switch.is_one_of(&avoided);
             switch.serves() && switch.host.is_none() && !is_refused
         };
         let states = self.switches.iter().filter(usable);

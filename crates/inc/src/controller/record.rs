@@ -8,9 +8,11 @@ use millstream_roce::Instant;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use super::group::{Group, Member};
+use super::group::Group;
+use super::members::Member;
 use super::{
     Connection, ConnectionId, Controller, GroupId, Placement, PlacementChange, Role, Switch,
+    free_name,
 };
 use crate::protocol::{FallbackOffer, FromController, GroupIdentity, Refusal, Resume};
 use crate::topology::LinkIndex;
@@ -274,8 +276,8 @@ impl Controller {
                 group.members.insert(rank, member);
             }
         }
-        if group.members.values().any(|member| member.left.is_some()) {
-            self.names.retain(|_, other| *other != id);
+        if group.members.first_left().is_some() {
+            free_name(&mut self.names, id, group);
         }
         if let Some(revived) = &mut group.revived {
             revived.placement.clone_from(&record.placement);

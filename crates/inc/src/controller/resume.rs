@@ -11,11 +11,13 @@ use std::collections::BTreeSet;
 use millstream_roce::Instant;
 
 use super::fallback::HOSTS_INCARNATION;
-use super::group::{End, Group, Member};
+use super::group::{End, Group};
 use super::hosts::check_addresses;
 use super::inventory::Held;
+use super::members::Member;
 use super::{
-    CLOSED, ConnectionId, Controller, GroupId, Output, Placement, Role, Switch, TokenKind, is_name,
+    CLOSED, ConnectionId, Controller, GroupId, Output, Placement, Role, Switch, TokenKind,
+    free_name, is_name,
 };
 use crate::plan::SwitchId;
 use crate::protocol::{
@@ -177,18 +179,22 @@ impl Controller {
             Err(refusal) => return self.turn_away(connection, refusal),
         };
         let Some(group) = self.groups.get_mut(&id) else { return };
-        let member = group.members.entry(resume.rank).or_insert(Member {
-            connection: None,
-            address: resume.address,
-            more_addresses: resume.more_addresses.clone(),
-            ends: Vec::new(),
-            same_machine: None,
-            options: crate::CommunicatorOptions::default(),
-            fallback: FallbackOffer::Off,
-            avoid: Vec::new(),
-            left: None,
-            away_until: None,
-        });
+        if !group.members.contains_key(&resume.rank) {
+            let member = Member {
+                connection: None,
+                address: resume.address,
+                more_addresses: resume.more_addresses.clone(),
+                ends: Vec::new(),
+                same_machine: None,
+                options: crate::CommunicatorOptions::default(),
+                fallback: FallbackOffer::Off,
+                avoid: Vec::new(),
+                left: None,
+                away_until: None,
+            };
+            group.members.insert(resume.rank, member);
+        }
+        let Some(member) = group.members.get_mut(&resume.rank) else { return };
         if let Some(until) = member.away_until.take() {
             self.away.remove(&(until, id, resume.rank));
         }
@@ -201,10 +207,10 @@ impl Controller {
         }
         if resume.departed {
             // It was free before, for who wants it next.
-            self.names.retain(|_, other| *other != id);
+            free_name(&mut self.names, id, group);
         }
         // The first to have left says all: no later collective can end.
-        let left = group.members.iter().filter_map(|(&rank, it)| Some((it.left?, rank))).min();
+        let left = group.members.first_left();
         self.connections.set_role(connection, Role::Host { group: id, rank: resume.rank });
         self.connect_hosts_switch(id, resume.rank, Some(connection));
         if let Some(old) = old {
@@ -333,7 +339,7 @@ impl Controller {
         let Some(group) = self.groups.get_mut(&id) else { return };
         let Some(revived) = &mut group.revived else { return };
         revived.until = None;
-        let departed = revived.departed || group.members.values().any(|it| it.left.is_some());
+        let departed = revived.departed || group.members.first_left().is_some();
         let absent: RankList =
             (0..group.world).filter(|rank| !group.members.contains_key(rank)).collect();
         let first = (0..group.world).find(|rank| !group.members.contains_key(rank));
@@ -348,7 +354,7 @@ impl Controller {
                 let detail = shortened(detail);
                 self.end_group(id, &End::Aborted(AbortReason::PeerLost { rank, detail }));
             }
-            _ if group.members.values().all(|member| member.left.is_some()) => self.close_group(id),
+            _ if group.members.all_have_left() => self.close_group(id),
             _ => {}
         }
     }
@@ -357,16 +363,16 @@ impl Controller {
     pub(super) fn hear_of_loss(
         &mut self,
         connection: ConnectionId,
-        id: GroupId,
+        (id, rank): (GroupId, u32),
         message: ToController,
     ) {
         let ToController::SwitchLost { detail, tree, switch, further_up } = message else { return };
         let Some(group) = self.groups.get(&id) else { return };
-        let found = group.members.iter().find(|(_, it)| it.connection == Some(connection));
-        let Some((&rank, _)) = found.filter(|_| group.ready) else {
+        let is_its = |member: &Member| member.connection == Some(connection);
+        if !group.ready || !group.members.get(&rank).is_some_and(is_its) {
             let detail = "a host cannot send SwitchLost now".to_owned();
             return self.misbehaved(connection, detail);
-        };
+        }
         match further_up {
             true => self.lost_further_up(id, rank, (tree.into(), switch), &detail),
             false => self.switch_lost_to(id, rank, (tree.into(), switch), &detail),

@@ -1,6 +1,7 @@
 //! The controller under virtual time: every row of what can go wrong.
 
 mod counted;
+mod deadlines;
 mod fallback;
 mod further_up;
 mod identity;

@@ -64,6 +64,14 @@ impl World {
                 Output::Close { connection } => self.closed.push(connection),
             }
         }
+        self.assert_counted();
+    }
+
+    /// What is counted as it changes is what a count of all gives.
+    fn assert_counted(&self) {
+        self.controller.connections.assert_counted();
+        self.controller.groups.assert_known();
+        self.controller.groups.values().for_each(Group::assert_counted);
     }
 
     pub(super) fn connect(&mut self, connection: ConnectionId) {
