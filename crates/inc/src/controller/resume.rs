@@ -368,8 +368,8 @@ impl Controller {
     ) {
         let ToController::SwitchLost { detail, tree, switch, further_up } = message else { return };
         let Some(group) = self.groups.get(&id) else { return };
-        let is_its = |member: &Member| member.connection == Some(connection);
-        if !group.ready || !group.members.get(&rank).is_some_and(is_its) {
+        let member = group.members.get(&rank).filter(|it| it.connection == Some(connection));
+        if member.is_none() || !group.ready {
             let detail = "a host cannot send SwitchLost now".to_owned();
             return self.misbehaved(connection, detail);
         }
