@@ -35,6 +35,9 @@ const POLL: Duration = Duration::from_millis(2);
 const LAST_WORDS_TIME: Duration = Duration::from_secs(2);
 /// Within this time a signal that has come is noticed.
 const NOTICED: Duration = Duration::from_millis(100);
+/// A daemon that is told to stop so long after it was told ends at once. Sooner it may be the same word: a terminal tells
+/// its parent, too, which then tells it.
+const TOLD_AGAIN: Duration = Duration::from_secs(1);
 /// How often who waits for a line looks whether it is told to stop.
 const GLANCE: Duration = Duration::from_millis(20);
 
@@ -116,7 +119,7 @@ impl StopSignals {
 }
 
 /// A daemon's [`StopSignals`]. Until it serves, they end the process at once, as is their default:
-/// what takes long before that need not look for them.
+/// what takes long before that need not look for them. So does one that comes [`TOLD_AGAIN`] after the first.
 pub(crate) struct StopWatch {
     serving: Arc<Mutex<bool>>,
     signal: Receiver<i32>,
@@ -134,8 +137,16 @@ impl StopWatch {
             if !*watched.lock().unwrap_or_else(PoisonError::into_inner) {
                 die_of(signal);
             }
+            let told = Instant::now();
             // Received by whoever serves.
             let _ = sender.send(signal);
+            loop {
+                let again = signals.wait();
+                // Nobody waits any more for what takes long at the end, as a server that is silent.
+                if told.elapsed() >= TOLD_AGAIN {
+                    die_of(again);
+                }
+            }
         };
         thread::Builder::new()
             .name("signals".into())
@@ -151,7 +162,7 @@ impl StopWatch {
 
     /// Waits until a signal comes; returns its number.
     pub(crate) fn wait(&self) -> i32 {
-        // The watching thread ends only with a signal.
+        // The watching thread goes on until the process ends.
         self.signal.recv().unwrap_or(libc::SIGTERM)
     }
 }

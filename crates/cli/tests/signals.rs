@@ -4,7 +4,8 @@ mod common;
 
 use std::net::{TcpListener, UdpSocket};
 use std::os::unix::process::ExitStatusExt;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use common::{Running, address, millstream};
 
@@ -79,5 +80,28 @@ fn daemons_end_with_0_whatever_they_do() {
         let port = |name: &str| name.rsplit_once(':').unwrap().1.parse().unwrap();
         ports_are_free(&host, port(&listen));
         ports_are_free(&host, port(&segment));
+    }
+}
+
+#[test]
+fn a_node_that_is_told_again_ends_by_the_signal() {
+    for signal in ["INT", "TERM"] {
+        let (listen, bind) = (address(), address());
+        let mut server = start(&format!("metadata-server --listen {listen}:0"));
+        let uri = server.ready()["metadata"].as_str().unwrap().to_owned();
+        let node = format!("node --buffer 1 --protocol rdma:soft --bind {bind} --metadata {uri}");
+        let mut node = start(&node);
+        node.ready();
+        // The node has entries there, and waits seconds for an answer when it takes them back.
+        server.signal("STOP");
+        let told = Instant::now();
+        while node.is_running() {
+            assert!(told.elapsed() < SOON, "it goes on");
+            node.signal(signal);
+            thread::sleep(Duration::from_millis(100));
+        }
+        let output = node.output_within(SOON);
+        assert_eq!(output.status.signal(), Some(number(signal)), "{}", output.stderr);
+        ports_are_free(&bind, PORT);
     }
 }
