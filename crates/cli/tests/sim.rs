@@ -67,6 +67,17 @@ fn a_chaos_campaign_is_the_same_on_any_number_of_threads() {
 }
 
 #[test]
+fn the_last_seeds_are_run_too() {
+    for (seed, runs) in [("18446744073709551615", 1_u64), ("18446744073709551551", 65)] {
+        let count = format!("--runs={runs}");
+        let arguments =
+            ["sim", "--scenario=rc-chaos", "--seed", seed, &count, "--iters=1", "--json"];
+        let report = run(&arguments).success().json();
+        assert_eq!((&report["passed"], &report["runs"]), (&true.into(), &runs.into()), "{report}");
+    }
+}
+
+#[test]
 fn runs_are_told_of_in_order_on_any_number_of_threads() {
     let campaign = |jobs: &str| {
         let arguments = ["sim", "--scenario=te-chaos", "--runs=150", "--seed=5", "--json", jobs];

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Instant;
 
-use anyhow::bail;
+use anyhow::{bail, ensure};
 use millstream_sim::scenarios::Outputs;
 use millstream_sim::scenarios::rc_chaos::{Campaign, Options, Outcomes, Trouble, run, shrink};
 use serde::Serialize;
@@ -62,7 +62,9 @@ pub(super) fn campaign(arguments: &Arguments) -> anyhow::Result<()> {
     };
     let jobs = jobs.min(runs.div_ceil(PART));
     let start = Instant::now();
-    let campaign = spread(&template, first, runs, jobs);
+    let (campaign, made) = spread(&template, first, runs, jobs);
+    // What was not run has not passed.
+    ensure!(made == runs, "{made} runs of rc-chaos were made, and not {runs}");
     let seconds = start.elapsed().as_secs_f64();
     record_first(arguments, &template)?;
     let failures = campaign.failures.iter().map(|&seed| failure(&template, seed));
@@ -113,23 +115,26 @@ fn with_seed(template: &Options, seed: u64) -> Options {
     Options { seed, ..template.clone() }
 }
 
-/// Runs all seeds on so many threads. What comes out does not depend on how many.
-fn spread(template: &Options, first: u64, runs: u64, jobs: u64) -> Campaign {
-    let next = AtomicU64::new(0);
+/// Runs all seeds on so many threads; also returns how many runs were made. What comes out does not depend on how many
+/// threads there are. The last seed must be one: `first + runs - 1` is less than 2^64.
+fn spread(template: &Options, first: u64, runs: u64, jobs: u64) -> (Campaign, u64) {
+    let (next, made) = (AtomicU64::new(0), AtomicU64::new(0));
     let done = Mutex::new(BTreeMap::new());
     let progress = Mutex::new(output::Progress::counting("runs", runs));
     let work = || loop {
         let part = next.fetch_add(1, Ordering::Relaxed);
         let Some(start) = part.checked_mul(PART).filter(|&start| start < runs) else { return };
-        let end = (start + PART).min(runs);
+        let end = start.saturating_add(PART).min(runs);
         let mut campaign = Campaign::new();
-        for seed in first + start..first + end {
+        // Inclusive: after the last seed there may be no number.
+        for seed in first + start..=first + (end - 1) {
             // A panic of the stack is what is looked for, not the end of the campaign.
             let options = with_seed(template, seed);
             match std::panic::catch_unwind(|| run(&options, Outputs::default())) {
                 Ok(Ok(outcomes)) => campaign.add(&outcomes),
                 Ok(Err(_)) | Err(_) => campaign.fail(seed),
             }
+            made.fetch_add(1, Ordering::Relaxed);
         }
         done.lock().unwrap_or_else(std::sync::PoisonError::into_inner).insert(part, campaign);
         let mut progress = progress.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -143,7 +148,7 @@ fn spread(template: &Options, first: u64, runs: u64, jobs: u64) -> Campaign {
     let mut campaign = Campaign::new();
     let done = done.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
     done.values().for_each(|part| campaign.merge(part));
-    campaign
+    (campaign, made.into_inner())
 }
 
 /// Writes the packets and events of the first run where they are asked for.
