@@ -3,9 +3,9 @@
 mod common;
 
 use std::collections::BTreeSet;
-use std::fs;
+use std::fs::{self, File};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use common::{Folder, Output, PROGRAM, Running, eventually, is_installed, millstream, skip};
 use serde_json::Value;
@@ -137,6 +137,17 @@ fn check_that_nothing_is_left(
     assert_eq!(&interfaces(), before);
     let files = fs::read_dir(folder.path()).unwrap().flatten().map(|entry| entry.file_name());
     assert_eq!(files.collect::<Vec<_>>(), ["topology.yaml"]);
+}
+
+/// The same, where it is not known which processes there were: they have the test's folder among their arguments.
+fn check_that_all_is_gone(folder: &Folder, before: &BTreeSet<String>) {
+    eventually("processes end", || {
+        let line = |entry: fs::DirEntry| fs::read(entry.path().join("cmdline")).ok();
+        let lines = fs::read_dir("/proc").unwrap().flatten().filter_map(line);
+        let place = folder.path().to_str().unwrap();
+        lines.filter(|line| String::from_utf8_lossy(line).contains(place)).count() == 0
+    });
+    check_that_nothing_is_left(folder, &(Vec::new(), BTreeSet::new()), before);
 }
 
 #[test]
@@ -272,13 +283,27 @@ fn a_lab_that_cannot_be_made_whole_leaves_nothing() {
     }
     let sentence = output.failure(1);
     assert!(sentence.contains("Too many open files"), "{sentence}");
-    eventually("processes end", || {
-        let line = |entry: fs::DirEntry| fs::read(entry.path().join("cmdline")).ok();
-        let lines = fs::read_dir("/proc").unwrap().flatten().filter_map(line);
-        let place = folder.path().to_str().unwrap();
-        lines.filter(|line| String::from_utf8_lossy(line).contains(place)).count() == 0
-    });
-    check_that_nothing_is_left(&folder, &(Vec::new(), BTreeSet::new()), &before);
+    check_that_all_is_gone(&folder, &before);
+}
+
+#[test]
+fn a_lab_of_which_nobody_could_be_told_is_gone() {
+    let before = interfaces();
+    // It is ended in any case.
+    let lab = Lab { folder: Folder::new(), status: Value::Null };
+    let file = write(&lab.folder, TWO_RAILS);
+    for json in [&["--json"][..], &[]] {
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let mut command = about(&lab.folder, &[&["up"][..], json, &[&*file]].concat());
+        let output = command.stdout(full).stderr(Stdio::piped()).output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        if stderr.contains("network namespaces need root") {
+            return skip(&stderr);
+        }
+        assert_eq!(output.status.code(), Some(1), "{stderr}");
+        assert!(stderr.contains("millstream: cannot write to stdout"), "{stderr}");
+        check_that_all_is_gone(&lab.folder, &before);
+    }
 }
 
 #[test]

@@ -18,6 +18,7 @@ use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
 use millstream_lab::Labs;
 
+use crate::failure::sentence;
 use crate::note::note;
 use network::Network;
 use status::Status;
@@ -99,7 +100,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         Command::Up(arguments) => up(arguments),
         Command::Status(StatusArguments { which, json }) => which.status(*json),
         Command::Exec(arguments) => exec(arguments),
-        Command::Down(which) => Ok(which.labs()?.end(&which.name)?),
+        Command::Down(which) => which.end(),
     }
 }
 
@@ -124,6 +125,10 @@ impl WhichLab {
     fn status(&self, json: bool) -> anyhow::Result<()> {
         Status::new(&self.name, &self.labs()?.read(&self.name)?)?.print(json)
     }
+
+    fn end(&self) -> anyhow::Result<()> {
+        Ok(self.labs()?.end(&self.name)?)
+    }
 }
 
 /// Starts a process that holds the lab, and waits until all of it is ready.
@@ -144,7 +149,12 @@ fn up(arguments: &UpArguments) -> anyhow::Result<()> {
         holder.wait().context("cannot wait for the lab's holder")?;
         bail!("{}", last.unwrap_or_else(|| "the process that holds the lab has ended".to_owned()));
     }
-    which.status(*json)
+    which.status(*json).inspect_err(|_| {
+        // Who is told that it failed does not look for a lab that is up.
+        if let Err(error) = which.end() {
+            note(&format!("lab {} stays: {}", which.name, sentence(&error)));
+        }
+    })
 }
 
 /// Reads to the end what a process says; its last complaint.
