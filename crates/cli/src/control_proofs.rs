@@ -8,7 +8,7 @@ use millstream_net::tls::{CallerFiles, CallerTls};
 use millstream_net::token::Token;
 
 /// The variable that names the file of the token, where no argument does.
-const VARIABLE: &str = "INCCL_TOKEN_FILE";
+pub(crate) const VARIABLE: &str = "INCCL_TOKEN_FILE";
 
 /// Where it is.
 #[derive(Args, Clone, Debug, Default)]

@@ -23,7 +23,7 @@ use anyhow::{Context, bail};
 use serde::Serialize;
 
 use crate::output::escaped;
-use crate::{log, output};
+use crate::{control_proofs, log, output};
 
 /// How long a child has between SIGTERM and SIGKILL.
 const GRACE: Duration = Duration::from_secs(2);
@@ -425,6 +425,8 @@ impl Child {
     ) -> anyhow::Result<Self> {
         let parent = std::process::id();
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        // It is for another controller: that of our children is our own, and refuses those who bring a token.
+        command.env_remove(control_proofs::VARIABLE);
         if let Some(level) = log::asked_for() {
             command.env(log::VARIABLES[0], level);
         }

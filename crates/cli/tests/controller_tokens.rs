@@ -96,6 +96,22 @@ fn daemons_and_hosts_with_tokens_work_and_others_hear_why_not() {
     hosts.into_iter().for_each(|host| drop(host.output().success()));
 }
 
+/// Their controllers have no tokens, and refuse those who bring one.
+#[test]
+fn commands_with_a_controller_of_their_own_use_no_token() {
+    let tokens = Tokens::new();
+    let few = ["--hosts=2", "--size=4", "--iters=1", "--warmup-iters=0"];
+    for words in [
+        vec!["demo", "--file-size=1MiB", "--vector-size=4"],
+        [&["bench", "allreduce"][..], &few].concat(),
+        [&["bench", "collective", "--collective=allgather"][..], &few].concat(),
+    ] {
+        let mut command = millstream();
+        command.args(&words).env("INCCL_TOKEN_FILE", tokens.file("host"));
+        Running::start(words[0], &mut command).output().success();
+    }
+}
+
 #[test]
 fn a_token_file_that_is_wrong_is_named() {
     let tokens = Tokens::new();
