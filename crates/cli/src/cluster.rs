@@ -16,6 +16,9 @@ const READY: Duration = Duration::from_secs(20);
 /// For a host to end once it has reported its last size.
 const END: Duration = Duration::from_secs(20);
 
+/// How the object begins that a host prints when it fails.
+const FAILURE: &str = "{\"error\":";
+
 /// Daemons that serve collectives. Dropping it stops them.
 pub(crate) struct Cluster {
     switches: Vec<Child>,
@@ -90,7 +93,11 @@ impl Cluster {
         for _ in job.sizes {
             let mut reports = Vec::new();
             for (rank, host) in hosts.iter_mut().enumerate() {
-                let line = host.line(job.patience)?;
+                let mut line = host.line(job.patience)?;
+                if line.starts_with(FAILURE) {
+                    // It ends now, and has said the same on stderr, which is told.
+                    line = host.line(job.patience)?;
+                }
                 let report: Report = serde_json::from_str(&line)
                     .with_context(|| format!("host {rank} printed no report: {line:?}"))?;
                 wrong[rank] += report.wrong;

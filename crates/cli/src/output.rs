@@ -30,8 +30,18 @@ pub(crate) struct StdoutError(io::Error);
 /// Prints one JSON object as one line.
 pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<()> {
     let text = printable(&serde_json::to_string(value)?);
-    ANSWERED.store(true, Ordering::Relaxed);
+    tell_no_failure();
     Ok(answer(&text)?)
+}
+
+/// As [`json`], for one of several objects: until [`tell_no_failure`] a failure after it is told by an object, too.
+pub(crate) fn json_of_several(value: &impl Serialize) -> anyhow::Result<()> {
+    Ok(answer(&printable(&serde_json::to_string(value)?))?)
+}
+
+/// A failure from here on is what objects that were printed say: no other one is printed.
+pub(crate) fn tell_no_failure() {
+    ANSWERED.store(true, Ordering::Relaxed);
 }
 
 /// Prints the line that says that a daemon serves, and how to reach it. Tells the service manager too,

@@ -6,6 +6,7 @@ use std::fs;
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
+use serde_json::Value;
 use socket2::{Domain, Socket, Type};
 
 use common::{Output, Running, address, millstream, run, serve, serve_with, skip};
@@ -88,6 +89,25 @@ fn a_rank_that_dies_fails_the_others_with_its_number() {
         let output = survivor.output();
         assert!(output.failure(1).contains("rank 1"), "{}", output.stderr);
     }
+}
+
+#[test]
+fn a_later_size_that_fails_is_an_object_as_each_before_it() {
+    let (_daemons, controller) = serve();
+    let arguments = ["--size=4,4KiB,4MiB", "--iters=300", "--json"];
+    let [mut survivor, victim] = [0, 1].map(|rank| host(&controller, 2, rank, &arguments));
+    for bytes in [4, 4096] {
+        let report: Value = serde_json::from_str(&survivor.line()).unwrap();
+        assert_eq!(report["bytes"], bytes, "{report}");
+    }
+    victim.signal("KILL");
+    let output = survivor.output();
+    let sentence = output.failure(1);
+    assert!(sentence.contains("rank 1"), "{sentence}");
+    let failure = output.json();
+    assert_eq!(failure["error"]["exit_status"], 1, "{failure}");
+    let message = failure["error"]["message"].as_str().unwrap();
+    assert!(sentence.starts_with(message), "{failure}");
 }
 
 #[test]

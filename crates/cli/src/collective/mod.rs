@@ -88,7 +88,7 @@ pub(crate) fn take_part(
         }
         noted = report.failovers.len();
         if arguments.json {
-            output::json(&report)?;
+            output::json_of_several(&report)?;
         } else {
             output::line(&text(&report))?;
         }
@@ -97,6 +97,10 @@ pub(crate) fn take_part(
     }
     drop(communicator);
     if wrong > 0 {
+        if arguments.json {
+            // The reports say it.
+            output::tell_no_failure();
+        }
         bail!("{wrong} of {checked} elements are wrong");
     }
     Ok(())
