@@ -2,7 +2,8 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, ToSocketAddrs};
-use std::sync::Arc;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -25,6 +26,9 @@ use crate::{output, paths, retry};
 /// How often it is tried whether what is waited for is there, and how often that is told.
 const WAIT_INTERVAL: Duration = Duration::from_millis(50);
 const TELL_INTERVAL: Duration = Duration::from_secs(10);
+
+/// The engines of this process. Held while one starts, since its entries are at the metadata server before that is over.
+static ENGINES: Mutex<Vec<Weak<TransferEngine>>> = Mutex::new(Vec::new());
 
 /// A way for bytes to move that this version has.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -140,7 +144,7 @@ pub(crate) fn start(
             }
             given => given,
         };
-        let engine = Arc::new(TransferEngine::new(options.engine(addresses[0]))?);
+        let engine = new(options.engine(addresses[0]))?;
         let mut missing = Vec::new();
         if protocols.contains(&Protocol::Shm) {
             engine.install_shm()?;
@@ -186,6 +190,35 @@ pub(crate) fn start(
         }
     }
     Err(NoneFree::Contended.into())
+}
+
+/// An engine of which [`withdraw_all`] knows as soon as a metadata server does.
+fn new(config: Config) -> Result<Arc<TransferEngine>, NewError> {
+    let mut engines = ENGINES.lock().unwrap_or_else(PoisonError::into_inner);
+    engines.retain(|engine| engine.strong_count() > 0);
+    let engine = Arc::new(TransferEngine::new(config)?);
+    engines.push(Arc::downgrade(&engine));
+    Ok(engine)
+}
+
+/// Begins to take back what metadata servers have of this process's engines, which is about to end; says when that is
+/// done. No other engine starts from here on.
+pub(crate) fn withdraw_all() -> Receiver<()> {
+    let (done, is_done) = sync_channel(1);
+    let withdraw = move || {
+        let engines = ENGINES.lock().unwrap_or_else(PoisonError::into_inner);
+        let alive: Vec<_> = engines.iter().filter_map(Weak::upgrade).collect();
+        alive.iter().for_each(|engine| engine.withdraw());
+        // Nobody waits where there was no time for it.
+        let _ = done.send(());
+        // Who would start another engine, or end these, is not held up for long.
+        loop {
+            thread::park();
+        }
+    };
+    // Without a thread it is over at once.
+    let _ = thread::Builder::new().name("withdraw".into()).spawn(withdraw);
+    is_done
 }
 
 /// Whether RDMA is among the protocols, and if so, which provider is asked for.

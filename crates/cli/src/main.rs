@@ -136,12 +136,11 @@ fn main() -> ExitCode {
             }
         },
     };
+    // Another thread cleans up then, which the end of this one would cut short.
+    process::step_back_when_told_to_stop();
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            process::step_back_when_told_to_stop();
-            failure::report(&error)
-        }
+        Err(error) => failure::report(&error),
     }
 }
 

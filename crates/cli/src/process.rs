@@ -1,7 +1,8 @@
 //! Child processes of our own binary that never outlive us, and signals.
 //!
 //! A child gets SIGKILL from the kernel when its parent dies, however that dies. When we are told
-//! to stop (SIGINT, SIGTERM, SIGHUP), children are stopped and scratch folders removed first.
+//! to stop (SIGINT, SIGTERM, SIGHUP), children are stopped, scratch folders removed and engines
+//! withdrawn from metadata servers first.
 
 pub(crate) use millstream_net::baseline::processor_time;
 use std::collections::VecDeque;
@@ -23,7 +24,7 @@ use anyhow::{Context, bail};
 use serde::Serialize;
 
 use crate::output::escaped;
-use crate::{control_proofs, log, output};
+use crate::{control_proofs, engine, log, output};
 
 /// How long a child has between SIGTERM and SIGKILL.
 const GRACE: Duration = Duration::from_secs(2);
@@ -31,7 +32,8 @@ const GRACE: Duration = Duration::from_secs(2);
 /// connections before its parent can wait for it.
 pub(crate) const SEEN_TO_END: Duration = Duration::from_millis(500);
 const POLL: Duration = Duration::from_millis(2);
-/// How long a command that is told to stop may take to say what it has.
+/// How long a command that is told to stop may take to say what it has, and then to take back what metadata servers have
+/// of it.
 const LAST_WORDS_TIME: Duration = Duration::from_secs(2);
 /// Within this time a signal that has come is noticed.
 const NOTICED: Duration = Duration::from_millis(100);
@@ -167,9 +169,9 @@ impl StopWatch {
     }
 }
 
-/// From now on, a signal to stop first ends all children and removes all scratch folders and
-/// temporary files, and then ends this process as the signal does by default. To be called before
-/// any thread is started.
+/// From now on, a signal to stop first ends all children, removes all scratch folders and temporary
+/// files and takes back what metadata servers have of engines, and then ends this process as the
+/// signal does by default. To be called before any thread is started.
 pub(crate) fn clean_up_when_told_to_stop() -> anyhow::Result<()> {
     let signals = StopSignals::hold();
     let watch = move || {
@@ -221,6 +223,8 @@ pub(crate) fn step_back_when_told_to_stop() {
 fn clean_up_and_die(signal: i32) -> ! {
     // Held until the end: nobody starts another child, and nobody else does this.
     let belongings = belongings();
+    let deadline = Instant::now() + LAST_WORDS_TIME;
+    let withdrawn = engine::withdraw_all();
     stop_all(&belongings.children);
     for path in &belongings.scratch {
         // It may be gone already.
@@ -229,6 +233,8 @@ fn clean_up_and_die(signal: i32) -> ! {
             false => std::fs::remove_file(path),
         };
     }
+    // What is not taken back by then stays: the server does not answer.
+    let _ = withdrawn.recv_timeout(deadline.saturating_duration_since(Instant::now()));
     die_of(signal)
 }
 

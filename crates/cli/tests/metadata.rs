@@ -5,6 +5,8 @@ mod common;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpListener;
+use std::os::unix::process::ExitStatusExt;
+use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -14,6 +16,8 @@ use millstream_metadata::{HttpKeyValue, KeyValue};
 
 /// All entries are back so long after the server is.
 const BACK: Duration = Duration::from_secs(20);
+/// Soon, on a busy machine too.
+const SOON: Duration = Duration::from_secs(10);
 
 /// A metadata server at an address, and its URI.
 fn server(listen: &str, more: &[&str]) -> (Running, String) {
@@ -116,6 +120,48 @@ fn a_node_that_was_killed_has_its_name_again_and_a_live_one_keeps_it() {
     let again = node("node-a", &uri);
     again.signal("TERM");
     again.output().success();
+}
+
+/// Ended by a signal, a command leaves nothing at the server, and does not wait long for one that is silent.
+#[test]
+fn commands_that_are_told_to_stop_take_their_entries_back() {
+    const PORT: &str = "15777";
+    let (server, uri) = server(&format!("{}:0", address()), &[]);
+    let _node = node("node-a", &uri);
+    let client = HttpKeyValue::new(&uri).unwrap();
+    let ports = ["first", "last"].map(|which| format!("handshake.{which}_port={PORT}"));
+    let start = |words: &[&str]| {
+        let bind = address();
+        let mut process = millstream();
+        process.args(words).args(["--metadata", &uri, "--protocol=rdma", "--segment=node-a"]);
+        process.args(["--bind", &bind, "--set", &ports[0], "--set", &ports[1]]);
+        let running = Running::start(words[0], process.stdin(Stdio::piped()));
+        let keys = ["ram", "rpc_meta"].map(|kind| format!("mooncake/{kind}/{bind}:{PORT}"));
+        let has = |key: &String| client.get(key).unwrap().is_some();
+        eventually("it has its entries", || keys.iter().all(has));
+        (running, keys)
+    };
+    let put = ["put", "-"];
+    let bench = ["bench", "transfer", "--op=write", "--block-size=4KiB", "--batch-size=4"];
+    let bench = [&bench[..], &["--working-set=1MiB", "--duration=60s"]].concat();
+    for (words, signal, number) in [
+        (&put[..], "INT", libc::SIGINT),
+        (&put[..], "TERM", libc::SIGTERM),
+        (&bench[..], "INT", libc::SIGINT),
+    ] {
+        let (running, keys) = start(words);
+        running.signal(signal);
+        let output = running.output_within(SOON);
+        assert_eq!(output.status.signal(), Some(number), "{}", output.stderr);
+        for key in keys {
+            assert_eq!(client.get(&key).unwrap(), None, "{key}");
+        }
+    }
+    let (running, _) = start(&put);
+    server.signal("STOP");
+    running.signal("INT");
+    let output = running.output_within(SOON);
+    assert_eq!(output.status.signal(), Some(libc::SIGINT), "{}", output.stderr);
 }
 
 /// What was acknowledged is there after a kill in the midst of writes.

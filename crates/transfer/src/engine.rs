@@ -210,6 +210,15 @@ impl TransferEngine {
         self.inner.transports().iter().map(|transport| transport.retransmissions()).sum()
     }
 
+    /// Takes back what a metadata server has of this engine and of its files, and tells it no more of its memory: for a
+    /// process that is about to end without dropping the engine, as by a signal. Transfers go on. May block, up to the
+    /// deadlines of the store.
+    pub fn withdraw(&self) {
+        if !self.inner.store.is_local() {
+            self.inner.withdraw(&self.inner.file_names());
+        }
+    }
+
     /// Unregisters the memory that was registered at this address. Returns once no transfer
     /// touches it any more; transfers that still need it fail. Where another thread registers or
     /// unregisters it, it waits for that first, and [`RegisterError::Unknown`] says that it was unregistered.

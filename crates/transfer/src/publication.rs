@@ -37,6 +37,8 @@ struct AtServer {
     version: u64,
     /// It was not given this one, and why.
     failed: Option<(u64, Arc<StoreError>)>,
+    /// What it had was taken back for good.
+    withdrawn: bool,
 }
 
 /// Of the descriptor's buffers, with those that are about to be in it.
@@ -74,8 +76,8 @@ impl Inner {
         if self.store.is_local() {
             return;
         }
-        let _at_server = self.at_server();
-        if !self.is_stopped() {
+        let at_server = self.at_server();
+        if !at_server.withdrawn && !self.is_stopped() {
             self.store.publish_segment_later(&self.describe());
         }
     }
@@ -87,7 +89,7 @@ impl Inner {
     /// Gives the server this version or a later one, unless somebody else has meanwhile.
     fn publish_at_server(&self, version: u64) -> Result<(), StoreError> {
         let mut at_server = self.at_server();
-        if at_server.version >= version || self.is_stopped() {
+        if at_server.version >= version || at_server.withdrawn || self.is_stopped() {
             return Ok(());
         }
         if let Some((failed, error)) = &at_server.failed
@@ -98,7 +100,7 @@ impl Inner {
         let version = self.publication.version.load(Ordering::SeqCst);
         let published = self.store.publish_segment(&self.describe()).map_err(Arc::new);
         match &published {
-            Ok(()) => *at_server = AtServer { version, failed: None },
+            Ok(()) => *at_server = AtServer { version, failed: None, withdrawn: false },
             Err(error) => at_server.failed = Some((version, Arc::clone(error))),
         }
         published.map_err(StoreError::Shared)
@@ -141,11 +143,12 @@ impl Inner {
         Ok(())
     }
 
-    /// Takes the descriptors back, those of files too. The engine has been stopped, so that none follows.
+    /// Takes the descriptors back, those of files too. None of the engine's own follows.
     pub(crate) fn withdraw(&self, files: &[String]) {
         let published = self.publication.published.lock();
         let _published = published.unwrap_or_else(PoisonError::into_inner);
-        let _at_server = self.at_server();
+        let mut at_server = self.at_server();
+        at_server.withdrawn = true;
         files.iter().for_each(|name| drop(self.store.withdraw_segment(name)));
         let _ = self.store.withdraw_segment(self.name());
         let _ = self.store.withdraw_address(self.name());

@@ -329,6 +329,23 @@ fn a_name_is_free_again_when_its_engine_has_ended_and_not_before() {
     assert_eq!(found.id(), millstream_transfer::SegmentId::LOCAL);
 }
 
+/// As a process has it that ends by a signal, while others of its threads go on.
+#[test]
+fn an_engine_that_is_withdrawn_stays_so() {
+    let server = MapServer::default();
+    let engine = server.engine("node-a");
+    let buffer = shared(&engine, 4096);
+    assert_eq!(server.state().entries.len(), 2);
+    engine.withdraw();
+    assert!(server.state().entries.is_empty(), "{:?}", server.state());
+    // Whatever would put them there again, the thread that looks after entries too.
+    drop(buffer);
+    let _buffer = shared(&engine, 4096);
+    engine.install_tcp(TcpConfig::default()).unwrap();
+    thread::sleep(Duration::from_millis(200));
+    assert!(server.state().entries.is_empty(), "{:?}", server.state());
+}
+
 #[test]
 fn registrations_at_the_same_time_share_a_put() {
     const THREADS: usize = 16;

@@ -47,7 +47,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if destination.is_output() {
         output::give_stdout_away();
     }
-    // A temporary file must not outlive us. Before any thread is started.
+    // A temporary file must not outlive us, nor what a metadata server has. Before any thread is started.
     process::clean_up_when_told_to_stop()?;
     let mut session = Session::new("get", &common.reach, &common.segment, common.patience)?;
     let mut watch = Watch::new("get", common.patience.limit());

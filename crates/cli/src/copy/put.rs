@@ -15,6 +15,7 @@ use super::{Common, Done, Reading, failed, progress};
 use crate::engine::Opened;
 use crate::failure::usage;
 use crate::output::Progress;
+use crate::process;
 use crate::settings::SettingsArguments;
 
 /// Arguments of `put`.
@@ -38,6 +39,8 @@ impl Arguments {
 /// Runs `put`.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let Arguments { common, durable, file } = arguments;
+    // What a metadata server has of it must not outlive us. Before any thread is started.
+    process::clean_up_when_told_to_stop()?;
     let mut session = Session::new("put", &common.reach, &common.segment, common.patience)?;
     let mut watch = Watch::new("put", common.patience.limit());
     let source = Source::open(file, common.length, &mut watch)?;
