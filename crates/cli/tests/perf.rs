@@ -4,6 +4,7 @@ mod common;
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
+use std::time::Duration;
 
 use common::{Output, Running, address, millstream, run, skip};
 use serde_json::Value;
@@ -275,6 +276,51 @@ fn a_client_that_dies_ends_the_server() {
             assert!(said.iter().any(|said| sentence.contains(said)), "{test}: {sentence}");
             assert_eq!(client.output().code(), None, "it ended by the signal");
         }
+    }
+}
+
+#[test]
+fn a_client_that_falls_silent_ends_the_server_in_time() {
+    let latency = ["--duration=60s", "--latency"];
+    let bandwidth = &latency[..1];
+    let tests = [
+        ("send-bw", bandwidth),
+        ("write-bw", bandwidth),
+        ("atomic", bandwidth),
+        ("send-bw", &latency[..]),
+        ("read-bw", &latency[..]),
+    ];
+    let stopped = tests.map(|(test, arguments)| {
+        let bind = address();
+        // Answers that are not acknowledged are sent again for longer than the client may be silent.
+        let patience = ["--timeout=2s", "--qp-timeout=20"];
+        let mut server = server(test, &bind, &[arguments, &patience].concat());
+        let client = client(test, &bind, arguments);
+        while !server.line().starts_with(" #bytes") {}
+        client.signal("STOP");
+        (test, server, client)
+    });
+    for (test, server, _client) in stopped {
+        let output = server.output_within(Duration::from_secs(30));
+        let sentence = output.failure(1);
+        assert!(sentence.contains("--timeout"), "{test}: {sentence}");
+    }
+}
+
+#[test]
+fn a_client_that_works_for_longer_than_the_timeout_is_waited_for() {
+    let arguments = ["--duration=6s", "--size=4KiB"];
+    let latency = ["--latency"];
+    let tests = [("write-bw", &latency[..0]), ("read-bw", &latency[..])];
+    let begun = tests.map(|(test, more)| {
+        let bind = address();
+        let arguments = [&arguments[..], more].concat();
+        let server = server(test, &bind, &[&arguments[..], &["--timeout=2s"]].concat());
+        (server, client(test, &bind, &arguments))
+    });
+    for (server, client) in begun {
+        server.output().success();
+        client.output().success();
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 
-use super::control::{Control, Message};
+use super::control::{Control, Message, SIGNS_LATE};
 use super::figures::{Outcome, Timeline};
 use super::lanes::{Done, Lanes};
 use super::test::Plan;
@@ -41,6 +41,7 @@ pub(super) fn request(
 ) -> anyhow::Result<Outcome> {
     let moderation = moderation(plan, size);
     let depth = plan.send_depth as u64;
+    let server_sees = plan.test.server_sees();
     let start = Instant::now();
     let (limit, deadline) = plan.amount.limits(start);
     let mut progress = vec![Progress::default(); lanes.count()];
@@ -92,6 +93,9 @@ pub(super) fn request(
         }
         last = Instant::now();
         timeline.completed(last, completed);
+        if !server_sees {
+            control.give_sign(last);
+        }
     }
     let seconds = (last - start).as_secs_f64();
     let peak_per_s = timeline.peak_per_s();
@@ -105,12 +109,13 @@ pub(super) fn respond(
     size: u32,
     control: &mut Control,
 ) -> anyhow::Result<Message> {
-    if !plan.test.needs(plan.side).receives {
-        return control.receive_eventually();
+    let patience = plan.patience(size);
+    if !plan.test.server_sees() {
+        return control.receive_while_alive(patience.saturating_add(SIGNS_LATE));
     }
     let mut received = 0;
     let mut news = Instant::now();
-    let mut measured = None;
+    let mut measured: Option<Message> = None;
     loop {
         if let Some(Message::Measured { outcome, .. }) = &measured {
             if received == outcome.iterations {
@@ -118,9 +123,6 @@ pub(super) fn respond(
             }
             if received > outcome.iterations {
                 bail!("{received} messages came, and the client says {}", outcome.iterations);
-            }
-            if news.elapsed() > plan.patience(size) {
-                bail!("{received} messages of {} came", outcome.iterations);
             }
         }
         let came = lanes.next(LOOK, |done| match done {
@@ -136,10 +138,21 @@ pub(super) fn respond(
         if came {
             news = Instant::now();
             lanes.post_receives()?;
+            continue;
         }
-        // Before the first message it may take a while, too.
-        if measured.is_none() && !came {
-            measured = control.poll()?;
+        let is_late = news.elapsed() > patience;
+        match &measured {
+            Some(Message::Measured { outcome, .. }) if is_late => {
+                bail!("{received} messages of {} came", outcome.iterations)
+            }
+            Some(_) => {}
+            None => match control.poll()? {
+                Some(message @ Message::Measured { .. }) => measured = Some(message),
+                // Whatever it is, it is not what the client has measured.
+                Some(message) => return Ok(message),
+                None if is_late => return Err(control.nothing_came(patience)),
+                None => {}
+            },
         }
     }
     measured.map_or_else(|| control.receive(), Ok)

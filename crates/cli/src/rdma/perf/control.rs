@@ -5,15 +5,21 @@ use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use serde::{Deserialize, Serialize};
 use socket2::{SockRef, TcpKeepalive};
 
 use super::agreement::Description;
 use super::figures::Outcome;
 
-/// Between looks at the clock, while a line is awaited without end.
+/// Between looks at the clock, while a line is awaited.
 const LOOK: Duration = Duration::from_secs(10);
+/// A sign of life. The next line may begin with it, as JSON may.
+const SIGN: u8 = b' ';
+/// How often a client gives one whose messages the server's processor does not see.
+const SIGN_EVERY: Duration = Duration::from_secs(1);
+/// So late may one come of a client that waits for a completion.
+pub(super) const SIGNS_LATE: Duration = Duration::from_secs(3);
 /// No side says more at a time.
 const LINE_MAX: usize = 1 << 20;
 /// A machine that is gone says nothing; this long after the last sign of life we ask for one, and
@@ -59,6 +65,10 @@ pub(super) struct Control {
     peer: &'static str,
     /// For the other side's next line, when it has nothing else to do.
     timeout: Duration,
+    /// When something came last.
+    heard: Instant,
+    /// When a sign of life was given last.
+    signed: Instant,
 }
 
 impl Control {
@@ -74,7 +84,8 @@ impl Control {
             .with_retries(ASK_TIMES);
         SockRef::from(&stream).set_tcp_keepalive(&keepalive).context("cannot set a timeout")?;
         stream.set_nodelay(true).context("cannot send lines at once")?;
-        Ok(Self { stream, unread: Vec::new(), peer, timeout })
+        let now = Instant::now();
+        Ok(Self { stream, unread: Vec::new(), peer, timeout, heard: now, signed: now })
     }
 
     /// What the other side is called.
@@ -90,31 +101,63 @@ impl Control {
         })
     }
 
+    /// Says that this side is there, unless it has done so lately; whether it was said.
+    pub(super) fn give_sign(&mut self, now: Instant) -> bool {
+        let is_due = now.saturating_duration_since(self.signed) >= SIGN_EVERY;
+        if is_due {
+            self.signed = now;
+            // If the other side is gone, that shows elsewhere, with the reason.
+            let _ = self.stream.write_all(&[SIGN]);
+        }
+        is_due
+    }
+
     /// The next line, soon.
     pub(super) fn receive(&mut self) -> anyhow::Result<Message> {
-        let timeout = self.timeout;
+        self.receive_before(self.timeout)
+    }
+
+    /// The next line, in this time.
+    pub(super) fn receive_before(&mut self, timeout: Duration) -> anyhow::Result<Message> {
         let start = Instant::now();
         loop {
             let left = timeout.saturating_sub(start.elapsed());
             if left.is_zero() {
-                bail!(
-                    "the {} has said nothing for {timeout:?}: has it stopped? (--timeout waits longer)",
-                    self.peer
-                );
+                return Err(self.said_nothing(timeout));
             }
-            if let Some(message) = self.receive_within(left)? {
+            if let Some(message) = self.receive_within(left.min(LOOK))? {
                 return Ok(message);
             }
         }
     }
 
-    /// The next line, however long that takes, as long as the other side's machine is there.
-    pub(super) fn receive_eventually(&mut self) -> anyhow::Result<Message> {
+    /// The next line, however long that takes, as long as the other side is not silent for this time.
+    pub(super) fn receive_while_alive(&mut self, silence: Duration) -> anyhow::Result<Message> {
+        self.heard = Instant::now();
         loop {
-            if let Some(message) = self.receive_within(LOOK)? {
+            let left = silence.saturating_sub(self.heard.elapsed());
+            if left.is_zero() {
+                return Err(self.said_nothing(silence));
+            }
+            if let Some(message) = self.receive_within(left.min(LOOK))? {
                 return Ok(message);
             }
         }
+    }
+
+    fn said_nothing(&self, silence: Duration) -> anyhow::Error {
+        let peer = self.peer;
+        anyhow!(
+            "the {peer} has said nothing for {silence:?}: has it stopped? (--timeout waits longer)"
+        )
+    }
+
+    /// For who waits for the other side's messages, and not for its lines.
+    pub(super) fn nothing_came(&self, patience: Duration) -> anyhow::Error {
+        let peer = self.peer;
+        anyhow!(
+            "nothing has come from the {peer} for {patience:?}: has it stopped, or its link? (--timeout waits longer)"
+        )
     }
 
     /// The next line, if it is there already.
@@ -138,7 +181,7 @@ impl Control {
         self.read()
     }
 
-    /// Reads once, or more often until there is a line; `None` when nothing comes.
+    /// Reads once, or more often until there is a line; `None` when nothing comes but signs of life.
     fn read(&mut self) -> anyhow::Result<Option<Message>> {
         let peer = self.peer;
         let mut bytes = [0; 4096];
@@ -154,7 +197,14 @@ impl Control {
                 Ok(0) => bail!(
                     "the {peer} has closed the connection before the test was over: it says why"
                 ),
-                Ok(count) => self.unread.extend_from_slice(&bytes[..count]),
+                Ok(count) => {
+                    self.heard = Instant::now();
+                    self.unread.extend_from_slice(&bytes[..count]);
+                    if self.unread.iter().all(|&byte| byte == SIGN) {
+                        self.unread.clear();
+                        return Ok(None);
+                    }
+                }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error)
                     if matches!(
@@ -228,8 +278,41 @@ mod tests {
         let (mut control, other) = pair();
         let mut other = Control::new(other, "client", PATIENCE).unwrap();
         other.send(&Message::Failed { why: "no\x1b memory".to_owned() }).unwrap();
-        let error = control.receive_eventually().unwrap_err();
+        let error = control.receive().unwrap_err();
         assert_eq!(error.to_string(), "the server gave up: no memory");
+    }
+
+    #[test]
+    fn who_gives_signs_of_life_is_waited_for() {
+        let (mut control, other) = pair();
+        let mut other = Control::new(other, "client", PATIENCE).unwrap();
+        let start = Instant::now();
+        let teller = std::thread::spawn(move || {
+            for number in 1..=6 {
+                std::thread::sleep(Duration::from_millis(500));
+                let now = start + SIGN_EVERY * number;
+                assert!(other.give_sign(now) && !other.give_sign(now));
+            }
+            other.send(&Message::Checked { bytes: 5 }).unwrap();
+            other
+        });
+        let message = control.receive_while_alive(Duration::from_secs(2)).unwrap();
+        assert!(matches!(message, Message::Checked { bytes: 5 }));
+        let _other = teller.join().unwrap();
+        let error = control.receive_while_alive(Duration::from_millis(100)).unwrap_err();
+        assert!(error.to_string().contains("said nothing for 100ms"), "{error}");
+    }
+
+    #[test]
+    fn signs_of_life_are_no_lines() {
+        let (mut control, other) = pair();
+        let mut other = Control::new(other, "client", PATIENCE).unwrap();
+        assert!(other.give_sign(Instant::now() + SIGN_EVERY));
+        other.stream.write_all(b"{\"checked\":").unwrap();
+        let error = control.receive_before(Duration::from_millis(100)).unwrap_err();
+        assert!(error.to_string().contains("--timeout"), "{error}");
+        other.stream.write_all(b"{\"bytes\":5}}\n").unwrap();
+        assert!(matches!(control.receive().unwrap(), Message::Checked { bytes: 5 }));
     }
 
     #[test]

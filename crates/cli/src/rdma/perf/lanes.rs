@@ -261,6 +261,9 @@ impl Lanes {
     ) -> anyhow::Result<()> {
         let start = Instant::now();
         while !self.next(SILENCE, &mut then)? {
+            if !self.test.server_sees() {
+                control.give_sign(Instant::now());
+            }
             if let Some(message) = control.poll()? {
                 bail!(
                     "the {} says {} in the middle of the test: it runs another version of millstream",
@@ -269,10 +272,7 @@ impl Lanes {
                 );
             }
             if start.elapsed() > patience {
-                bail!(
-                    "nothing has come from the {} for {patience:?}: has it stopped, or its link? (--timeout waits longer)",
-                    control.peer()
-                );
+                return Err(control.nothing_came(patience));
             }
         }
         Ok(())

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 
-use super::control::{Control, Message};
+use super::control::{Control, Message, SIGNS_LATE};
 use super::figures::{Latencies, Outcome};
 use super::lanes::{Done, Lanes};
 use super::test::Plan;
@@ -25,6 +25,7 @@ pub(super) fn request(
     control: &mut Control,
 ) -> anyhow::Result<Outcome> {
     let ping_pong = plan.test.is_ping_pong();
+    let server_sees = plan.test.server_sees();
     let mut latencies = Latencies::new(if ping_pong { 0.5 } else { 1.0 })?;
     let start = Instant::now();
     let (limit, deadline) = plan.amount.limits(start);
@@ -49,6 +50,10 @@ pub(super) fn request(
         let now = Instant::now();
         latencies.record(now - last);
         last = now;
+        if !server_sees && control.give_sign(now) {
+            // That takes its time, which is no message's.
+            last = Instant::now();
+        }
         if ping_pong {
             lanes.post_receives()?;
         }
@@ -68,10 +73,12 @@ pub(super) fn respond(
     size: u32,
     control: &mut Control,
 ) -> anyhow::Result<Message> {
-    if !plan.test.is_ping_pong() {
-        return control.receive_eventually();
+    let patience = plan.patience(size);
+    if !plan.test.server_sees() {
+        return control.receive_while_alive(patience.saturating_add(SIGNS_LATE));
     }
     let mut answered = 0;
+    let mut news = Instant::now();
     loop {
         let mut messages = 0;
         let came = lanes.next(LOOK, |done| {
@@ -89,10 +96,14 @@ pub(super) fn respond(
             lanes.post_receives()?;
         }
         if came {
+            news = Instant::now();
             continue;
         }
         if let Some(message) = control.poll()? {
             return Ok(message);
+        }
+        if news.elapsed() > patience {
+            return Err(control.nothing_came(patience));
         }
     }
 }

@@ -340,7 +340,7 @@ fn measure(
         let cpu = process::processor_time() - cpu;
         let checked = check(lanes, &outcome)?;
         control.send(&Message::Measured { outcome: outcome.clone(), checked })?;
-        let Message::Checked { bytes } = control.receive_eventually()? else {
+        let Message::Checked { bytes } = control.receive_before(plan.patience(size))? else {
             bail!("the server did not say whether it got all");
         };
         report.result(size, &outcome, cpu.as_secs_f64(), checked.saturating_add(bytes))?;

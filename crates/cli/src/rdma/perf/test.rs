@@ -122,6 +122,11 @@ impl Test {
         self.latency && matches!(self.operation, Operation::Send | Operation::Write)
     }
 
+    /// Whether the server's processor learns of what the client posts.
+    pub(super) fn server_sees(self) -> bool {
+        self.needs(Side::Server).receives
+    }
+
     pub(super) fn needs(self, side: Side) -> Needs {
         let requests = side == Side::Client || self.is_ping_pong();
         let responds = side == Side::Server || self.is_ping_pong();
