@@ -110,6 +110,18 @@ pub enum LabError {
         .0.display()
     )]
     Folder(PathBuf),
+    /// What is noted of a lab, which may be there all the same.
+    #[error(
+        "the record of a lab in {} cannot be read, and the lab may be there ({source}): end it by the version that made \
+         it; if there is none, remove the folder, or use --name",
+        folder.display()
+    )]
+    Record {
+        /// The folder.
+        folder: PathBuf,
+        /// Why it cannot be read.
+        source: io::Error,
+    },
     /// What it says could be meant to harm.
     #[error("{} belongs to another user: use --name or --directory", .0.display())]
     Foreign(PathBuf),

@@ -1,7 +1,7 @@
 //! What can be done with a lab, by its owner and by others who know where it is.
 
 use std::ffi::OsStr;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -24,6 +24,24 @@ pub struct Handle {
     user_namespace: bool,
     holders: Vec<u32>,
     folder: PathBuf,
+}
+
+/// What of a [`Handle`] says whether the lab is there. Labs of other versions have it, too.
+#[derive(Deserialize)]
+pub(crate) struct KeptBy {
+    keeper: u32,
+    keeper_start: String,
+}
+
+impl KeptBy {
+    /// Whether the lab is gone. What cannot be found out is not taken for that.
+    pub(crate) fn has_ended(&self) -> bool {
+        match read_start_time(self.keeper) {
+            Ok(Some(start)) => !self.keeper_start.is_empty() && start != self.keeper_start,
+            Ok(None) => true,
+            Err(_) => false,
+        }
+    }
 }
 
 impl Handle {
@@ -194,7 +212,20 @@ fn why(what: &str, said: &str) -> LabError {
 
 /// When a process was started, in the kernel's words; `None` when there is none, or it has ended.
 pub(crate) fn start_time(process: u32) -> Option<String> {
-    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    read_start_time(process).ok().flatten()
+}
+
+/// The same, with an error where it cannot be found out.
+fn read_start_time(process: u32) -> io::Result<Option<String>> {
+    match std::fs::read_to_string(format!("/proc/{process}/stat")) {
+        Ok(stat) => Ok(start_of(&stat)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// When a process was started, by what the kernel says of it (proc_pid_stat(5)).
+fn start_of(stat: &str) -> Option<String> {
     // After the name, which may contain anything: the state is first, the start the 20th.
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
     let state = fields.next()?;

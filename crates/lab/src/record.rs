@@ -1,6 +1,7 @@
 //! Where labs are that a process in the background holds, for commands other than the one that made them.
 
 use std::fs;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -8,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::handle::start_time;
+use crate::handle::{KeptBy, start_time};
 use crate::{Handle, LabError};
 
 /// How long a lab may take to go.
@@ -68,18 +69,18 @@ impl Labs {
         Ok(self.base.join(format!("millstream-lab-{name}")))
     }
 
-    /// The folder of a lab that is to be made. One that was left by a lab that is gone is removed.
+    /// The folder of a lab that is to be made. One that was left by a lab that is known to be gone is removed: the keeper
+    /// of one that is there would remove the new lab's folder with its own.
     pub fn new_folder(&self, name: &str) -> Result<PathBuf, LabError> {
         let folder = self.folder(name)?;
-        if folder.exists() {
-            match self.read(name) {
-                Ok(_) => return Err(LabError::Exists(name.to_owned())),
-                Err(LabError::NoLab { .. }) if file(&folder).exists() => {}
-                Err(LabError::NoLab { .. }) => return Err(LabError::Folder(folder)),
-                Err(error) => return Err(error),
+        match find(&folder)? {
+            Found::Nothing => {}
+            Found::NoRecord => return Err(LabError::Folder(folder)),
+            Found::Lab(_) => return Err(LabError::Exists(name.to_owned())),
+            Found::Ended => {
+                let failed = LabError::io(format!("cannot remove {}", folder.display()));
+                fs::remove_dir_all(&folder).map_err(failed)?;
             }
-            let failed = LabError::io(format!("cannot remove {}", folder.display()));
-            fs::remove_dir_all(&folder).map_err(failed)?;
         }
         let failed = LabError::io(format!("cannot make {}", self.base.display()));
         fs::create_dir_all(&self.base).map_err(failed)?;
@@ -88,19 +89,12 @@ impl Labs {
 
     /// The record of a lab that is there.
     pub fn read(&self, name: &str) -> Result<Record, LabError> {
-        let folder = self.folder(name)?;
-        let no_lab = || LabError::NoLab { name: name.to_owned(), base: self.base.clone() };
-        // The record says which processes are to be ended.
-        let owner = |path: &Path| fs::metadata(path).map(|metadata| metadata.uid());
-        let (Ok(theirs), Ok(ours)) = (owner(&folder), owner(Path::new("/proc/self"))) else {
-            return Err(no_lab());
-        };
-        if theirs != ours {
-            return Err(LabError::Foreign(folder));
+        match find(&self.folder(name)?)? {
+            Found::Lab(record) => Ok(*record),
+            Found::Nothing | Found::NoRecord | Found::Ended => {
+                Err(LabError::NoLab { name: name.to_owned(), base: self.base.clone() })
+            }
         }
-        let text = fs::read_to_string(file(&folder)).map_err(|_| no_lab())?;
-        let record: Record = serde_json::from_str(&text).map_err(|_| no_lab())?;
-        if record.lab.is_up() { Ok(record) } else { Err(no_lab()) }
     }
 
     /// Writes the record of a lab that this process holds.
@@ -145,10 +139,11 @@ impl Labs {
 
     fn store(&self, name: &str, record: &impl Serialize) -> Result<(), LabError> {
         let folder = self.folder(name)?;
-        let text = serde_json::to_string(record).expect("a record is JSON");
         // Whoever reads meanwhile gets the old one whole.
         let new = folder.join("record.json.new");
         let failed = || LabError::io(format!("cannot write {}", new.display()));
+        // JSON has no folders whose names are not UTF-8.
+        let text = serde_json::to_string(record).map_err(|error| failed()(error.into()))?;
         fs::write(&new, text).map_err(failed())?;
         fs::rename(&new, file(&folder)).map_err(failed())
     }
@@ -158,22 +153,90 @@ fn file(folder: &Path) -> PathBuf {
     folder.join("record.json")
 }
 
+/// What a folder says of its lab.
+enum Found {
+    /// There is no folder.
+    Nothing,
+    /// No lab is noted in it.
+    NoRecord,
+    /// The lab is gone.
+    Ended,
+    /// The lab is there, as far as can be told.
+    Lab(Box<Record>),
+}
+
+/// The part of a record that says whether its lab is there.
+#[derive(Deserialize)]
+struct Kept {
+    lab: KeptBy,
+}
+
+/// Looks for a lab in its folder. Where it cannot be told whether there is one, that is an error.
+fn find(folder: &Path) -> Result<Found, LabError> {
+    let owner = |path: &Path| fs::metadata(path).map(|metadata| metadata.uid());
+    let failed = |path: &Path| LabError::io(format!("cannot read {}", path.display()));
+    let theirs = match owner(folder) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Found::Nothing),
+        theirs => theirs.map_err(failed(folder))?,
+    };
+    let own = Path::new("/proc/self");
+    // The record says which processes are to be ended.
+    if theirs != owner(own).map_err(failed(own))? {
+        return Err(LabError::Foreign(folder.to_owned()));
+    }
+    let unknown = |source: io::Error| LabError::Record { folder: folder.to_owned(), source };
+    let text = match fs::read(file(folder)) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Found::NoRecord),
+        text => text.map_err(unknown)?,
+    };
+    let Kept { lab } = serde_json::from_slice(&text).map_err(|error| unknown(error.into()))?;
+    if lab.has_ended() {
+        return Ok(Found::Ended);
+    }
+    let record = serde_json::from_slice(&text).map_err(|error| unknown(error.into()))?;
+    Ok(Found::Lab(Box::new(record)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_without_a_record_is_not_taken_for_a_lab_that_is_gone() {
+    fn only_the_folder_of_a_lab_that_is_known_to_be_gone_is_removed() {
         let base = std::env::temp_dir().join(format!("millstream-labs-{}", std::process::id()));
         let labs = Labs::new(&base);
         let folder = labs.new_folder("one").unwrap();
         assert!(matches!(labs.read("one"), Err(LabError::NoLab { .. })));
         fs::create_dir(&folder).unwrap();
+        assert!(matches!(labs.read("one"), Err(LabError::NoLab { .. })));
         assert!(matches!(labs.new_folder("one"), Err(LabError::Folder(_))));
-        // What was left by a machine that went down.
-        fs::write(file(&folder), "{").unwrap();
-        assert_eq!(labs.new_folder("one").unwrap(), folder);
-        assert!(!folder.exists());
+        let own = std::process::id();
+        let kept_by = |keeper: u32, start: &str| {
+            format!(
+                r#"{{"lab":{{"keeper":{keeper},"keeper_start":"{start}","of_later_versions":1}}}}"#
+            )
+        };
+        // The keeper of the second one is there.
+        for text in ["{".to_owned(), kept_by(own, &start_time(own).unwrap())] {
+            fs::write(file(&folder), &text).unwrap();
+            assert!(matches!(labs.read("one"), Err(LabError::Record { .. })), "{text}");
+            let error = labs.new_folder("one").unwrap_err().to_string();
+            assert!(error.contains(folder.to_str().unwrap()), "{error}");
+            assert!(error.contains("remove the folder, or use --name"), "{error}");
+            assert!(file(&folder).exists(), "{text}");
+        }
+        // What was left by a machine that went down: there is no such process, or another one has its number.
+        for text in [kept_by(u32::MAX, "1"), kept_by(own, "1")] {
+            fs::create_dir_all(&folder).unwrap();
+            fs::write(file(&folder), &text).unwrap();
+            assert!(matches!(labs.read("one"), Err(LabError::NoLab { .. })), "{text}");
+            assert_eq!(labs.new_folder("one").unwrap(), folder);
+            assert!(!folder.exists());
+        }
+        // A file that cannot be read says nothing of the lab.
+        fs::create_dir_all(file(&folder)).unwrap();
+        assert!(matches!(labs.new_folder("one"), Err(LabError::Record { .. })));
+        assert!(folder.exists());
         for name in ["", "../x", "a b", &"a".repeat(33)] {
             assert!(matches!(labs.read(name), Err(LabError::LabName(_))), "{name}");
         }
