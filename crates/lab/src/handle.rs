@@ -1,7 +1,7 @@
 //! What can be done with a lab, by its owner and by others who know where it is.
 
 use std::ffi::OsStr;
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -160,9 +160,7 @@ impl Handle {
     fn run(&self, what: &str, scripts: Vec<(u32, String)>) -> Result<(), LabError> {
         let failed = || LabError::io(what.to_owned());
         let start = |(process, script): (u32, String)| {
-            let mut command = self.inside(process, "sh");
-            command.args(["-c", &script]).stdout(Stdio::null()).stderr(Stdio::piped());
-            command.spawn().map_err(|error| match error.kind() {
+            start_shell(self.inside(process, "sh"), &script).map_err(|error| match error.kind() {
                 ErrorKind::NotFound => {
                     LabError::Unavailable("nsenter (util-linux) is not installed".to_owned())
                 }
@@ -191,6 +189,27 @@ impl Handle {
         command.arg(format!("--net=/proc/{process}/ns/net")).arg("--").arg(program);
         command.stdin(Stdio::null());
         command
+    }
+}
+
+/// Reads a script to its end, and runs it. Nothing of it is left for commands that read.
+const RUN_WHAT_IS_READ: &str = "script=$(cat) || exit\neval \"$script\"";
+
+/// Has a shell run a script. It reads the script: Linux takes up to 128 KiB as an argument, and the routes of a large lab
+/// are more.
+fn start_shell(mut shell: Command, script: &str) -> io::Result<Child> {
+    shell.args(["-c", RUN_WHAT_IS_READ]).stdin(Stdio::piped());
+    let mut child = shell.stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
+    let mut stdin = child.stdin.take().expect("it is piped");
+    match stdin.write_all(script.as_bytes()) {
+        // One that has ended before says why.
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            // It must not run a part.
+            let _ = child.kill();
+            let _ = child.wait();
+            Err(error)
+        }
+        _ => Ok(child),
     }
 }
 
@@ -230,4 +249,29 @@ fn start_of(stat: &str) -> Option<String> {
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
     let state = fields.next()?;
     (state != "Z").then(|| fields.nth(18).map(str::to_owned))?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(script: &str) -> (bool, String) {
+        let child = start_shell(Command::new("sh"), script).unwrap();
+        let output = child.wait_with_output().unwrap();
+        (output.status.success(), String::from_utf8(output.stderr).unwrap())
+    }
+
+    #[test]
+    fn a_script_may_be_longer_than_an_argument() {
+        // Linux ends one at 131,072 bytes.
+        let lines = "a line\n".repeat(30_000);
+        let script = format!("set -e\ngrep -c line <<'END' >&2\n{lines}END\n");
+        assert_eq!(run(&script), (true, "30000\n".to_owned()));
+    }
+
+    #[test]
+    fn a_script_ends_with_its_first_failure_and_is_not_read_by_its_commands() {
+        assert_eq!(run("set -e\ncat >&2\necho end >&2\n"), (true, "end\n".to_owned()));
+        assert_eq!(run("set -e\necho one >&2\nfalse\necho two >&2\n"), (false, "one\n".to_owned()));
+    }
 }
