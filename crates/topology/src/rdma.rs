@@ -10,6 +10,12 @@ use crate::sysfs::{DEVICES_MAX, names, numa_node, number, text};
 const PORTS_MAX: usize = 255;
 /// The tables of today's adapters have 256 entries.
 const GIDS_MAX: usize = 1024;
+/// Of all devices together. A tree that is not the kernel's may have one folder under many names.
+const ALL_PORTS_MAX: usize = 4096;
+/// GIDs of all ports together.
+const ALL_GIDS_MAX: usize = 65_536;
+/// Entries of their tables that are looked at, of which most are empty.
+const ALL_ENTRIES_MAX: usize = 1 << 20;
 
 /// A device, such as `mlx5_0` or `rxe0`.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -66,24 +72,56 @@ pub(crate) enum Gids {
     LeaveOut,
 }
 
+/// What may still be read of a tree.
+struct Left {
+    ports: usize,
+    gids: usize,
+    entries: usize,
+}
+
+impl Left {
+    /// The names of a device's ports.
+    fn ports(&mut self, folder: &Path) -> Vec<String> {
+        let names = names(folder, PORTS_MAX.min(self.ports));
+        self.ports -= names.len();
+        names
+    }
+
+    /// The entries of a port's table that are in use.
+    fn gids(
+        &mut self,
+        folder: &Path,
+        entry: impl FnMut(String) -> Option<GidEntry>,
+    ) -> Vec<GidEntry> {
+        let names = names(folder, GIDS_MAX.min(self.gids).min(self.entries));
+        self.entries -= names.len();
+        let gids: Vec<GidEntry> = names.into_iter().filter_map(entry).collect();
+        self.gids -= gids.len();
+        gids
+    }
+}
+
 pub(crate) fn read(root: &Path, gids: Gids) -> Vec<RdmaDevice> {
     let class = root.join("class/infiniband");
+    let mut left = Left { ports: ALL_PORTS_MAX, gids: ALL_GIDS_MAX, entries: ALL_ENTRIES_MAX };
     let device = |name: String| {
         let folder = class.join(&name);
         let (device, ports) = (folder.join("device"), folder.join("ports"));
-        let port = |number: String| read_port(&ports.join(&number), number.parse().ok()?, gids);
+        let numbers = left.ports(&ports);
+        let port =
+            |number: String| read_port(&ports.join(&number), number.parse().ok()?, gids, &mut left);
         RdmaDevice {
             // Soft-RoCE has a link to the device of its network interface in some kernels.
             pci: PciPath::of(&device),
             numa_node: numa_node(&device),
-            ports: names(&ports, PORTS_MAX).into_iter().filter_map(port).collect(),
+            ports: numbers.into_iter().filter_map(port).collect(),
             name,
         }
     };
     names(&class, DEVICES_MAX).into_iter().map(device).collect()
 }
 
-fn read_port(folder: &Path, number: u32, gids: Gids) -> Option<Port> {
+fn read_port(folder: &Path, number: u32, gids: Gids, left: &mut Left) -> Option<Port> {
     let attributes = folder.join("gid_attrs");
     let gid = |index: String| {
         // An empty entry's kind cannot be read.
@@ -106,9 +144,7 @@ fn read_port(folder: &Path, number: u32, gids: Gids) -> Option<Port> {
         link_layer: text(&folder.join("link_layer")),
         rate: text(&folder.join("rate")),
         gids: match gids {
-            Gids::Read => {
-                names(&folder.join("gids"), GIDS_MAX).into_iter().filter_map(gid).collect()
-            }
+            Gids::Read => left.gids(&folder.join("gids"), gid),
             Gids::LeaveOut => Vec::new(),
         },
     })

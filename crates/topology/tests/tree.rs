@@ -192,6 +192,32 @@ fn more_devices_than_a_machine_has_are_left_out() {
 }
 
 #[test]
+fn what_has_many_names_is_read_so_many_times_only() {
+    let tree = Tree::new();
+    for index in 0..1024 {
+        tree.write(&format!("port/gids/{index}"), "fe80::1\n");
+        tree.write(&format!("port/gid_attrs/types/{index}"), "RoCE v2\n");
+    }
+    for number in 1..=100 {
+        tree.link(&format!("device/ports/{number}"), "port");
+    }
+    for number in 0..50 {
+        tree.link(&format!("class/infiniband/x{number}"), "device");
+    }
+    let count = |topology: &Topology| {
+        let ports = topology.rdma_devices.iter().flat_map(|device| &device.ports);
+        (ports.clone().count(), ports.map(|port| port.gids.len()).sum::<usize>())
+    };
+    let topology = read(tree.root());
+    assert_eq!(topology.rdma_devices.len(), 50);
+    let gids: Vec<usize> =
+        topology.rdma_devices[0].ports.iter().map(|port| port.gids.len()).collect();
+    assert_eq!((gids.len(), gids[63], gids[64]), (100, 1024, 0));
+    assert_eq!(count(&topology), (4096, 65_536));
+    assert_eq!(count(&Topology::read_places(tree.root()).unwrap()), (4096, 0));
+}
+
+#[test]
 fn below_one_host_bridge_fewer_links_are_nearer_and_what_is_unknown_is_not_preferred() {
     // Two nodes, one of which is there under two names, and no distances between them.
     let tree = Tree::of_text(
