@@ -49,8 +49,14 @@ struct Row<'a> {
 #[serde(tag = "kind", rename_all = "lowercase")]
 enum Place<'a> {
     Default,
-    File { path: &'a Path, line: usize },
-    Variable { name: &'static str },
+    File {
+        #[serde(serialize_with = "output::path")]
+        path: &'a Path,
+        line: usize,
+    },
+    Variable {
+        name: &'static str,
+    },
     Argument,
 }
 

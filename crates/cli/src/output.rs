@@ -5,11 +5,12 @@
 
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use sd_notify::NotifyState;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use thiserror::Error;
 
 use crate::bench::figures::per;
@@ -42,6 +43,25 @@ pub(crate) fn json_of_several(value: &impl Serialize) -> anyhow::Result<()> {
 /// A failure from here on is what objects that were printed say: no other one is printed.
 pub(crate) fn tell_no_failure() {
     ANSWERED.store(true, Ordering::Relaxed);
+}
+
+/// Puts a path into an object. JSON is UTF-8: in place of other bytes it has U+FFFD.
+pub(crate) fn path<S: Serializer>(
+    path: impl AsRef<Path>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&path.as_ref().display())
+}
+
+/// The same, if there is one.
+pub(crate) fn path_if_any<S: Serializer>(
+    it: &Option<PathBuf>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    match it {
+        Some(it) => path(it, serializer),
+        None => serializer.serialize_none(),
+    }
 }
 
 /// Prints the line that says that a daemon serves, and how to reach it. Tells the service manager too,

@@ -2,7 +2,9 @@
 
 mod common;
 
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 
 use common::{Folder, Output, Running, address, millstream, run};
 use serde_json::{Value, json};
@@ -53,6 +55,19 @@ fn each_setting_is_shown_with_its_origin() {
     let words = |name: &str| line(name).split_whitespace().map(str::to_owned).collect::<Vec<_>>();
     assert_eq!(words("slice_size "), ["slice_size", "16KiB", &format!("{other}:1")]);
     assert_eq!(words("handshake.host "), ["handshake.host", "-", "default"]);
+}
+
+#[test]
+fn a_file_whose_name_is_not_utf_8_is_told_in_json() {
+    let folder = Folder::new();
+    let file = folder.path().join(OsStr::from_bytes(b"\xff.toml"));
+    fs::write(&file, "slice_size = \"8KiB\"\n").unwrap();
+    let mut command = millstream();
+    command.args(["config", "--json", "--config"]).arg(&file).env_remove("MC_SLICE_SIZE");
+    let report = Running::start("config", &mut command).output().success().json();
+    let origin = &setting(&report, "slice_size")["origin"];
+    assert_eq!((&origin["kind"], &origin["line"]), (&json!("file"), &json!(1)));
+    assert!(origin["path"].as_str().unwrap().ends_with("/\u{fffd}.toml"), "{origin}");
 }
 
 #[test]

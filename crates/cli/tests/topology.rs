@@ -2,11 +2,13 @@
 
 mod common;
 
+use std::ffi::OsStr;
 use std::fs;
 use std::net::UdpSocket;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::symlink;
 
-use common::{Folder, eventually, run};
+use common::{Folder, Running, eventually, millstream, run};
 
 #[test]
 fn this_machine_has_loopback_and_the_soft_provider() {
@@ -108,6 +110,26 @@ fn another_tree_says_nothing_of_this_machine() {
     ] {
         assert!(text.contains(expected), "{expected:?} is not in {text}");
     }
+}
+
+#[test]
+fn paths_that_are_not_utf_8_are_told_in_json() {
+    let folder = Folder::new();
+    let path = |name: &[u8]| folder.path().join(OsStr::from_bytes(name));
+    let (root, matrix) = (path(b"sys-\xff"), path(b"matrix-\xff"));
+    fs::create_dir_all(root.join("class")).unwrap();
+    fs::write(&matrix, r#"{"cpu:0":[["mlx5_0"],[]]}"#).unwrap();
+    let mut command = millstream();
+    command.args(["topology", "--json"]).env("MC_CUSTOM_TOPO_JSON", &matrix);
+    let object = Running::start("topology", &mut command).output().success().json();
+    let file = object["nic_priority_matrix_file"].as_str().unwrap();
+    assert!(file.ends_with("/matrix-\u{fffd}"), "{file}");
+    assert_eq!(object["nic_priority_matrix"]["cpu:0"][0][0], "mlx5_0");
+    let mut command = millstream();
+    command.args(["topology", "--json", "--sysfs"]).arg(&root);
+    let object = Running::start("topology", &mut command).output().success().json();
+    let sysfs = object["sysfs"].as_str().unwrap();
+    assert!(sysfs.ends_with("/sys-\u{fffd}"), "{sysfs}");
 }
 
 #[test]

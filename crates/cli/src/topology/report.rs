@@ -9,6 +9,7 @@ use serde::Serialize;
 /// What `--json` prints.
 #[derive(Serialize)]
 pub(super) struct Report {
+    #[serde(serialize_with = "crate::output::path")]
     pub(super) sysfs: PathBuf,
     /// What can be used here; of another machine's tree, unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -20,7 +21,10 @@ pub(super) struct Report {
     /// For each location of memory, the NICs to prefer and the others that can be used.
     pub(super) nic_priority_matrix: PriorityMatrix,
     /// Where the matrix was read from, if it does not follow from the rest.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(
+        skip_serializing_if = "Option::is_none",
+        serialize_with = "crate::output::path_if_any"
+    )]
     pub(super) nic_priority_matrix_file: Option<PathBuf>,
 }
 
