@@ -33,7 +33,7 @@ pub(crate) struct Arguments {
     /// tent-chaos, inc-chaos, control-chaos or inc-scale
     #[arg(long, value_name = "NAME", default_value = NAMES[0])]
     scenario: String,
-    /// Print the names of the scenarios, a line each, and run none
+    /// Print the names of the scenarios, and run none
     #[arg(long)]
     list: bool,
     /// The seed of the first run
@@ -81,6 +81,12 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
+/// What `--list --json` prints.
+#[derive(Serialize)]
+struct List<'a> {
+    scenarios: &'a [&'a str],
+}
+
 /// What `--json` prints.
 #[derive(Serialize)]
 struct Summary {
@@ -117,6 +123,9 @@ struct Packets {
 
 /// Runs `sim`.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    if arguments.list && arguments.json {
+        return output::json(&List { scenarios: &NAMES });
+    }
     if arguments.list {
         return NAMES.iter().try_for_each(|name| output::line(name));
     }

@@ -107,6 +107,9 @@ fn a_chaos_run_can_be_made_smaller_and_recorded() {
 fn the_list_of_scenarios_is_what_runs() {
     let list = run(&["sim", "--list"]).success().stdout;
     assert!(list.lines().any(|name| name == "rc-chaos"), "{list}");
+    let object = run(&["sim", "--list", "--json"]).success().json();
+    let names = object["scenarios"].as_array().unwrap().iter().map(|name| name.as_str().unwrap());
+    assert!(names.eq(list.lines()), "{object}");
     for name in list.lines() {
         let unknown = run(&["sim", "--scenario", name, "--seed=18446744073709551615", "--runs=2"]);
         assert!(unknown.failure(2).contains("2^64"), "{name}: {}", unknown.stderr);
