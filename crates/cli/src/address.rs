@@ -1,9 +1,12 @@
-//! Which local address a command's RDMA device gets.
+//! Which local address a command's RDMA device gets, and which addresses host names have.
 
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use millstream_collective::Controllers;
+use millstream_metadata::Resolver;
 use millstream_net::address::{first_free_loopback, local_address_for};
 use millstream_verbs::{Device, IbverbsConfig, Provider, SoftConfig};
 use thiserror::Error;
@@ -15,6 +18,12 @@ pub(crate) const ROCE_PORT: u16 = millstream_wire::ROCE_PORT;
 
 /// How often another free loopback address is tried when a process takes the one just found.
 pub(crate) const ATTEMPTS: usize = 16;
+
+/// How long a host name may take to be looked up where no option says it.
+pub(crate) const LOOKUP_TIME: Duration = Duration::from_secs(10);
+
+/// In place of times that no clock has.
+const YEARS: Duration = Duration::from_secs(1 << 30);
 
 /// There is no loopback address left. Said of loopback only: elsewhere an address is not one of
 /// many, and the device's error says what to do.
@@ -56,22 +65,80 @@ pub(crate) fn of_provider_towards(
     towards(peer)
 }
 
+/// A host name has no address, or none that can be found out in time.
+#[derive(Debug, Error)]
+#[error("the name {host} does not resolve ({error}): {}", advice(error))]
+pub(crate) struct LookupError {
+    host: String,
+    error: io::Error,
+}
+
+/// What to do about a name that does not resolve.
+fn advice(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::TimedOut => {
+            "is the name server up? (`getent hosts NAME` asks it; an address in place of the name \
+             needs none)"
+        }
+        _ => "is it spelled right?",
+    }
+}
+
+/// Until when a host is looked up that may take so long, from now on.
+pub(crate) fn lookup_deadline(time: Duration) -> Instant {
+    let now = Instant::now();
+    now.checked_add(time).unwrap_or(now + YEARS)
+}
+
+/// The addresses of a host, one at least, with this port. The system's resolver has no deadline that is known.
+pub(crate) fn look_up(
+    host: &str,
+    port: u16,
+    deadline: Instant,
+) -> Result<Vec<SocketAddr>, LookupError> {
+    look_up_with(&Resolver::system(), host, port, deadline)
+}
+
+fn look_up_with(
+    resolver: &Resolver,
+    host: &str,
+    port: u16,
+    deadline: Instant,
+) -> Result<Vec<SocketAddr>, LookupError> {
+    let failed = |error: io::Error| LookupError { host: host.to_owned(), error };
+    let found = resolver.resolve_until(host, deadline).map_err(failed)?;
+    if found.is_empty() {
+        return Err(failed(io::Error::new(io::ErrorKind::NotFound, "it has no address")));
+    }
+    let with_port = |mut address: SocketAddr| {
+        address.set_port(port);
+        address
+    };
+    Ok(found.iter().copied().map(with_port).collect())
+}
+
 /// The address of `HOST:PORT`.
-pub(crate) fn resolve(text: &str) -> anyhow::Result<SocketAddr> {
-    let port = text.rsplit_once(':').and_then(|(_, port)| port.parse::<u16>().ok());
-    if port.is_none() {
+fn resolve(text: &str, deadline: Instant) -> anyhow::Result<SocketAddr> {
+    let place = text.rsplit_once(':');
+    let place = place.and_then(|(host, port)| Some((host, port.parse::<u16>().ok()?)));
+    let Some((host, port)) = place else {
         return Err(usage(format!(
             "{text} is not the address of a controller: write HOST:PORT, with a port up to 65535"
         )));
+    };
+    // IPv6 addresses have brackets.
+    if let Ok(address) = text.parse() {
+        return Ok(address);
     }
-    let explain = || format!("cannot find the address of {text}: is its host spelled right?");
-    let mut addresses = text.to_socket_addrs().with_context(explain)?;
-    addresses.next().with_context(explain)
+    let found = look_up(host, port, deadline);
+    Ok(found.with_context(|| format!("cannot find the address of {text}"))?[0])
 }
 
-/// The addresses of controllers: `HOST:PORT[,HOST:PORT]`.
-pub(crate) fn resolve_controllers(text: &str) -> anyhow::Result<Controllers> {
-    let addresses: Vec<SocketAddr> = text.split(',').map(resolve).collect::<Result<_, _>>()?;
+/// The addresses of controllers: `HOST:PORT[,HOST:PORT]`. To look their names up may take so long.
+pub(crate) fn resolve_controllers(text: &str, time: Duration) -> anyhow::Result<Controllers> {
+    let deadline = lookup_deadline(time);
+    let addresses = text.split(',').map(|text| resolve(text, deadline));
+    let addresses: Vec<SocketAddr> = addresses.collect::<Result<_, _>>()?;
     Controllers::new(addresses).map_err(|error| usage(format!("{text}: {error}")))
 }
 
@@ -98,4 +165,48 @@ pub(crate) fn open_device(
 /// A soft device's name carries its address: `soft-127.0.0.2`.
 pub(crate) fn of_device(name: &str) -> Option<IpAddr> {
     name.strip_prefix("soft-")?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Mutex, mpsc};
+
+    use super::*;
+
+    #[test]
+    fn names_have_addresses_with_the_port() {
+        let resolver = Resolver::new(|_| Ok(vec![([127, 0, 0, 9], 0).into()]));
+        let found = look_up_with(&resolver, "node", 7, lookup_deadline(Duration::MAX)).unwrap();
+        assert_eq!(found, [SocketAddr::from(([127, 0, 0, 9], 7))]);
+        let resolver = Resolver::new(|_| Ok(Vec::new()));
+        let error = look_up_with(&resolver, "node", 7, lookup_deadline(LOOKUP_TIME)).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "the name node does not resolve (it has no address): is it spelled right?"
+        );
+    }
+
+    #[test]
+    fn a_resolver_that_does_not_answer_is_waited_for_until_the_deadline() {
+        let (answer, answered) = mpsc::channel::<()>();
+        let answered = Mutex::new(answered);
+        let resolver = Resolver::new(move |_| {
+            // Until the end of the test.
+            let _ = answered.lock().unwrap().recv();
+            Ok(Vec::new())
+        });
+        let deadline = lookup_deadline(Duration::from_millis(20));
+        let error = look_up_with(&resolver, "node", 7, deadline).unwrap_err().to_string();
+        assert!(error.contains("the name node does not resolve"), "{error}");
+        assert!(error.contains("getent hosts"), "{error}");
+        drop(answer);
+    }
+
+    #[test]
+    fn addresses_of_controllers_are_no_names() {
+        for text in ["127.0.0.1:5", "[::1]:5"] {
+            let controllers = resolve_controllers(text, Duration::ZERO).unwrap();
+            assert_eq!(controllers.first(), text.parse::<SocketAddr>().unwrap());
+        }
+    }
 }

@@ -1,13 +1,12 @@
 //! Transfer engines as commands ask for them: protocols, metadata, local addresses.
 
-use std::io;
-use std::net::{IpAddr, Ipv4Addr, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use millstream_metadata::{
     CallErrorKind, FileName, HostPort, StoreError, is_peer_to_peer, open_store,
 };
@@ -18,7 +17,7 @@ use millstream_transfer::{
 use millstream_verbs::{DeviceError, Provider};
 use thiserror::Error;
 
-use crate::address::{self, ATTEMPTS, NoneFree, is_one_of_many};
+use crate::address::{self, ATTEMPTS, LOOKUP_TIME, LookupError, NoneFree, is_one_of_many};
 use crate::failure::{self, usage};
 use crate::reach::{Patience, Reach, Wishes};
 use crate::{output, paths, retry};
@@ -254,7 +253,7 @@ pub(crate) struct Opened {
 #[error("cannot find the address of segment {segment}: {error}")]
 struct Unresolved {
     segment: String,
-    error: io::Error,
+    error: LookupError,
 }
 
 /// Starts an engine and opens a segment with it.
@@ -391,13 +390,11 @@ fn open_patiently(
                 Some(relay) => relay.clone(),
                 None => find(segment, reach, settings)?,
             };
+            // What takes longer is tried again, with `--wait`.
+            let time = patience.map_or(LOOKUP_TIME, |patience| patience.min(LOOKUP_TIME));
+            let deadline = address::lookup_deadline(time);
             let unresolved = |error| Unresolved { segment: segment.to_owned(), error };
-            let mut addresses =
-                (name.host.as_str(), name.port).to_socket_addrs().map_err(unresolved)?;
-            addresses
-                .next()
-                .with_context(|| format!("the host of segment {segment} has no address"))?
-                .ip()
+            address::look_up(&name.host, name.port, deadline).map_err(unresolved)?[0].ip()
         }
     };
     let no_segmentation_offload = reach.no_segmentation_offload;

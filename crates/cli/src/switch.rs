@@ -75,7 +75,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     millstream_net::give_back_large_blocks();
     let (token, tls) = (proofs.token()?, proofs.tls(controller)?);
     bind::check(bind_address.as_slice())?;
-    let controllers = address::resolve_controllers(controller)?;
+    let controllers = address::resolve_controllers(controller, address::LOOKUP_TIME)?;
     let controller = controllers.first();
     let segmentation_offload = !no_segmentation_offload;
     let mut attempt = 1;

@@ -90,7 +90,8 @@ pub(crate) struct Participation {
 /// Joins the group, and says what it waits for when that takes long.
 pub(super) fn join(arguments: &Participation) -> anyhow::Result<Communicator> {
     let &Participation { world, rank, wait, timeout, .. } = arguments;
-    let controllers = address::resolve_controllers(&arguments.controller)?;
+    let lookup_time = timeout.unwrap_or(address::LOOKUP_TIME);
+    let controllers = address::resolve_controllers(&arguments.controller, lookup_time)?;
     let peer = controllers.first().ip();
     let chosen = arguments.device.resolve_all()?;
     if chosen.len() > MAX_TREES {

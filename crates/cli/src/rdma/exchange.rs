@@ -6,7 +6,7 @@
 //! left to the caller.
 
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
@@ -15,7 +15,7 @@ use thiserror::Error;
 
 use super::patience::Patience;
 use crate::note::quoted;
-use crate::retry;
+use crate::{address, retry};
 
 /// An address on the wire: hexadecimal digits stand where this has a 0.
 const FORM: &[u8; LENGTH] = b"0000:000000:000000:00000000000000000000000000000000\0";
@@ -146,11 +146,9 @@ impl Client {
         port: u16,
         patience: &Patience,
     ) -> anyhow::Result<Self> {
-        let addresses: Vec<SocketAddr> = (host, port)
-            .to_socket_addrs()
-            .with_context(|| format!("cannot find the address of {host}: is it spelled right?"))?
-            .collect();
         let timeout = patience.timeout;
+        let addresses = address::look_up(host, port, address::lookup_deadline(timeout))
+            .with_context(|| format!("cannot find the address of {host}"))?;
         retry::until(patience.until(), retry::is_unreachable, || {
             let start = Instant::now();
             let failure = match connect(&addresses, timeout) {
