@@ -73,6 +73,8 @@ pub(crate) struct Edge {
 /// silent for eight of these is lost.
 const TIMEOUT: u8 = 16;
 const RETRY_COUNT: u8 = 7;
+const SWITCH_PATIENCE: Duration =
+    Duration::from_nanos((4096_u64 << TIMEOUT) * (RETRY_COUNT as u64 + 1));
 
 impl fmt::Debug for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -268,14 +270,6 @@ impl Engine {
             };
             let now = Instant::now();
             drop(state);
-            if now >= running.deadline {
-                self.expire(tree, running.sequence);
-                continue;
-            }
-            if end.is_some_and(|end| now >= end) {
-                return None;
-            }
-            let until = end.map_or(running.deadline, |end| end.min(running.deadline));
             let is_over = || {
                 let state = self.lock();
                 let now = state.trees[tree].running;
@@ -283,6 +277,19 @@ impl Engine {
                 (!same || state.outcome(sequence).is_some()).then_some(())
             };
             let devices = self.links[..self.devices].iter().map(|link| &link.device);
+            if now >= running.deadline {
+                let look =
+                    || millstream_verbs::wait(devices, &self.waiters, Duration::ZERO, is_over);
+                // A machine that stood still has not looked who was silent meanwhile.
+                if !running.overdue || look().is_none() {
+                    self.expire(tree, running.sequence);
+                }
+                continue;
+            }
+            if end.is_some_and(|end| now >= end) {
+                return None;
+            }
+            let until = end.map_or(running.deadline, |end| end.min(running.deadline));
             millstream_verbs::wait(devices, &self.waiters, until - now, is_over);
         }
     }
@@ -407,8 +414,7 @@ impl Engine {
         let name = self.name(tree);
         let device = device.failure().map(CollectiveError::Device);
         let error = match of.running {
-            // It closes the connection of who has a receive for a result there.
-            Some(running) if running.overdue && matches!(error, E::Transport(_)) => {
+            Some(running) if of.may_be_closed() && matches!(error, E::Transport(_)) => {
                 of.timed_out(running)
             }
             _ => CollectiveError::from_switch(error, *switch),

@@ -313,9 +313,23 @@ impl Tree {
         }
     }
 
+    /// Whether the switch may have closed the connection because it was told that the deadline has passed. It says whom it
+    /// waits for, but to who has a receive for a result in SEND mode: there it closes it without a word. Otherwise, and where
+    /// it has not acknowledged what it was told, silence means that it is lost.
+    pub(crate) fn may_be_closed(&self) -> bool {
+        let sends = |running: Running| running.overdue && running.call.mode == Mode::Send;
+        self.running.is_some_and(sends) && self.worker.is_give_up_acknowledged()
+    }
+
+    /// The error of what is under way, or was when the worker failed.
     pub(crate) fn timed_out(&self, running: Running) -> CollectiveError {
         let Running { sequence, limit, .. } = running;
-        let (_, results, segments) = self.worker.progress().unwrap_or_default();
+        let (results, segments) = match (self.worker.progress(), self.worker.halted()) {
+            (Some((_, results, segments)), _) => (results, segments),
+            // The result of a small vector counts there, and is no segment.
+            (None, Some(Halted { results, segments, .. })) => (results.min(segments), segments),
+            (None, None) => (0, 0),
+        };
         CollectiveError::Timeout { sequence, results, segments, limit }
     }
 }

@@ -172,6 +172,8 @@ pub struct HostWorker {
     probe: bool,
     /// The switch is to be told that this rank waits no longer.
     overdue: bool,
+    /// It has acknowledged that.
+    overdue_acknowledged: bool,
     delivery: Option<Delivery>,
     outcome: Option<Result<Completed, CollectiveError>>,
     failed: Option<CollectiveError>,
@@ -187,6 +189,8 @@ pub struct Halted {
     /// Segments whose answer had come, without gaps: this rank has the results among them, and every rank has contributed
     /// to them. Of a vector that travels with the descriptor, 1 when its result was delivered, else 0.
     pub results: u64,
+    /// Segments there are.
+    pub segments: u64,
     /// The segment whose answer was to come next, of all collectives.
     pub next_segment: u64,
 }
@@ -236,6 +240,7 @@ impl HostWorker {
             sends: 0,
             probe: false,
             overdue: false,
+            overdue_acknowledged: false,
             delivery: None,
             outcome: None,
             failed: None,
@@ -427,6 +432,11 @@ impl HostWorker {
         self.overdue = self.running.is_some();
     }
 
+    /// Whether the switch has acknowledged what [`HostWorker::give_up`] has it told: it was there after the deadline.
+    pub const fn is_give_up_acknowledged(&self) -> bool {
+        self.overdue_acknowledged
+    }
+
     /// The next thing to do, or nothing until a completion or a start.
     pub fn poll_command(&mut self) -> Option<Command> {
         if let Some(delivery) = self.delivery.take() {
@@ -573,6 +583,7 @@ impl HostWorker {
         }
         if completion.id & RECEIVE_ID == 0 {
             self.sends = self.sends.saturating_sub(1);
+            self.overdue_acknowledged |= completion.id == OVERDUE_ID;
         } else {
             self.consumed += 1;
             if let Err(error) = self.answered(completion, message) {
@@ -652,6 +663,7 @@ impl HostWorker {
             let completed = Completed { sequence: running.number, bytes: running.layout.bytes() };
             self.outcome = Some(Ok(completed));
             self.overdue = false;
+            self.overdue_acknowledged = false;
         }
     }
 
@@ -671,11 +683,13 @@ impl HostWorker {
         let first = self.failed.is_none();
         self.failed = Some(error);
         if let Some(Running { number, layout, agreed, result_at, .. }) = self.running {
-            let results = match layout.end() - layout.first() {
+            let segments = layout.end() - layout.first();
+            let results = match segments {
                 0 => u64::from(agreed && result_at.is_none()),
                 _ => self.results - layout.first(),
             };
-            self.halted = Some(Halted { number, results, next_segment: self.results });
+            let next_segment = self.results;
+            self.halted = Some(Halted { number, results, segments, next_segment });
         }
         if self.running.take().is_some() || (!first && self.outcome == Some(Err(vague))) {
             self.outcome = Some(Err(error));

@@ -7,7 +7,7 @@ use millstream_inc::failover::Position;
 use millstream_inc::{HostConfig, MAX_TREES};
 
 use super::state::{Failure, Outcome, State};
-use super::{Engine, VERDICT_PATIENCE};
+use super::{Engine, SWITCH_PATIENCE, VERDICT_PATIENCE};
 use crate::CollectiveError;
 use crate::tree::{Running, Tree};
 
@@ -16,8 +16,11 @@ use crate::tree::{Running, Tree};
 const FAILOVER_PATIENCE: Duration = Duration::from_secs(1);
 
 /// How long a rank whose deadline has passed waits for the switch to say whom it waits for: for several processes
-/// to answer, on busy machines.
-const OVERDUE_PATIENCE: Duration = Duration::from_secs(2);
+/// to answer, on busy machines, and for longer than a switch may be silent before it is lost. One that was lost before that
+/// has not acknowledged what it is told then.
+const OVERDUE_PATIENCE: Duration = Duration::from_millis(2500);
+
+const _: () = assert!(OVERDUE_PATIENCE.as_millis() > SWITCH_PATIENCE.as_millis());
 
 impl Engine {
     /// Ends the communicator, and the collective under way, with this reason unless there is one.

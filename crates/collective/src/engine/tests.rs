@@ -3,7 +3,8 @@ use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 
 use millstream_inc::{Collective, DataType, HostConfig, HostWorker, Mode, ReduceOperation};
 use millstream_verbs::{
-    Piece, QueuePair, QueuePairCapabilities, SendOperation, SendRequest, SoftConfig,
+    CompletionOperation, CompletionStatus, Piece, QueuePair, QueuePairCapabilities, SendOperation,
+    SendRequest, SoftConfig,
 };
 
 use super::*;
@@ -33,9 +34,8 @@ fn engine_of(trees: usize) -> (Arc<Engine>, Vec<QueuePair>) {
 }
 
 fn tree_of(slot: &EngineSlot, tree: usize) -> (Tree, Link, QueuePair, Edge) {
-    let process = std::process::id();
-    let host = Ipv4Addr::new(127, 64 | (process >> 8) as u8 & 63, process as u8, next_host());
-    let device = Device::open_soft(&SoftConfig::new(host.into())).unwrap();
+    let host = address(next_host());
+    let device = Device::open_soft(&SoftConfig::new(host)).unwrap();
     let domain = device.allocate_protection_domain();
     let control = ControlBlock::new(&domain).unwrap();
     let (control_key, control_address) = control.place();
@@ -62,7 +62,7 @@ fn tree_of(slot: &EngineSlot, tree: usize) -> (Tree, Link, QueuePair, Edge) {
     switch.modify(&QueuePairAttributes { state, access: Some(Access::empty()), ..none }).unwrap();
     let ready = QueuePairAttributes {
         state: Some(QueuePairState::ReadyToReceive),
-        remote_address: Some(host.into()),
+        remote_address: Some(host),
         path_mtu: Some(Mtu::B1024),
         destination_qpn: Some(pair.number()),
         receive_psn: Some(Psn::new(0)),
@@ -74,7 +74,13 @@ fn tree_of(slot: &EngineSlot, tree: usize) -> (Tree, Link, QueuePair, Edge) {
     let edge =
         Edge { qpn: switch.number(), psn: Psn::new(0), path_mtu: Mtu::B1024, receive_share: None };
     let tree = Tree::new(worker, control, MAX_STARTED);
-    (tree, Link { pair, device, switch: host.into(), receive_share: None }, switch, edge)
+    (tree, Link { pair, device, switch: host, receive_share: None }, switch, edge)
+}
+
+/// One that only this process has.
+fn address(host: u8) -> IpAddr {
+    let process = std::process::id();
+    Ipv4Addr::new(127, 64 | (process >> 8) as u8 & 63, process as u8, host).into()
 }
 
 fn next_host() -> u8 {
@@ -155,8 +161,6 @@ fn packets(socket: &UdpSocket, count: usize) -> BTreeSet<[u8; 3]> {
 fn no_more_is_under_way_to_a_switch_than_either_end_has_room_for() {
     // Of the path MTU, and what each takes of a buffer beside its bytes.
     let room = |packets: u32| Some(packets * (1024 + 352));
-    let process = std::process::id();
-    let address = |host| IpAddr::from([127, 64 | (process >> 8) as u8 & 63, process as u8, host]);
     // What a device grants that has one packet of 4096 bytes under way itself at most.
     let little = || {
         let config = SoftConfig::new(address(next_host()));
@@ -219,6 +223,60 @@ fn a_deadline_ends_only_the_collective_that_it_is_of_and_that_once() {
     assert_eq!(engine.failure(), failure);
 }
 
+/// The switch takes nothing from before the deadline on, and is known to be lost a moment after that.
+#[test]
+fn a_switch_that_is_silent_is_lost_though_the_time_is_over_before_that_is_known() {
+    let slot = EngineSlot::default();
+    let (tree, mut link, _unused, edge) = tree_of(&slot, 0);
+    link.switch = address(255 - next_host());
+    let _silent = UdpSocket::bind((link.switch, 4791)).unwrap();
+    let engine = Engine::new(vec![(tree, link)], 1, 2, &slot);
+    engine.connect(0, &edge, Psn::new(0)).unwrap();
+    assert_eq!(engine.start(&barrier(Duration::ZERO)), Ok(0));
+    let outcome = engine.wait(0, LONGEST);
+    assert!(matches!(outcome, Some(Err(CollectiveError::SwitchLost { .. }))), "{outcome:?}");
+}
+
+#[test]
+fn silence_is_the_answer_of_a_switch_only_in_send_mode_and_once_it_has_heard_of_the_deadline() {
+    let limit = Duration::ZERO;
+    for (mode, heard, is_lost) in [
+        (Mode::Write, false, true),
+        (Mode::Write, true, true),
+        (Mode::Send, false, true),
+        (Mode::Send, true, false),
+    ] {
+        let (engine, _switch) = engine();
+        let (count, data_type, collective) = (100_000, DataType::UInt32, Collective::AllReduce);
+        let work = barrier(limit);
+        let call = CollectiveCall { collective, count, data_type, mode, ..work.call };
+        assert_eq!(engine.start(&Work { call, ..work }), Ok(0));
+        engine.expire(0, 0);
+        assert_eq!((overdue(&engine), engine.failure()), (Some(true), None));
+        let qpn = engine.links[0].pair.number();
+        let ended = |id, status| {
+            engine.completed(0, &[Completion::new(id, qpn, status, CompletionOperation::Send)]);
+        };
+        if heard {
+            // What says that the time is over.
+            ended((1 << 62) + 3, CompletionStatus::Success);
+        }
+        ended(1 << 62, CompletionStatus::RetryExceeded);
+        let failure = engine.failure();
+        match is_lost {
+            true => {
+                let is_it = matches!(failure, Some(CollectiveError::SwitchLost { .. }));
+                assert!(is_it, "{mode:?}, {heard}: {failure:?}");
+            }
+            false => {
+                let (sequence, results, segments) = (0, 0, 7);
+                let timeout = CollectiveError::Timeout { sequence, results, segments, limit };
+                assert_eq!(failure, Some(timeout));
+            }
+        }
+    }
+}
+
 #[test]
 fn what_comes_after_one_that_goes_on_does_not_end_it_though_a_rank_has_left() {
     let (engine, _switch) = engine();
@@ -233,7 +291,6 @@ fn what_comes_after_one_that_goes_on_does_not_end_it_though_a_rank_has_left() {
 
 /// As if the switch of a tree had taken the descriptor of its first collective, a barrier, and agreed.
 fn agree(engine: &Engine, tree: usize) {
-    use millstream_verbs::{CompletionOperation, CompletionStatus};
     let qpn = engine.links[tree].pair.number();
     let of = |id, operation| Completion::new(id, qpn, CompletionStatus::Success, operation);
     let sent = of(1 << 62, CompletionOperation::Send);

@@ -43,7 +43,7 @@ pub struct JoinConfig {
     /// How long to wait for the other ranks and for a switch, and for room at the controller. Up to 6 s of it a rank waits for
     /// the end of a process that has its place in the group.
     pub timeout: Duration,
-    /// How long a collective may take. Then the switch is asked whom it waits for, which takes up to 2 s, and the
+    /// How long a collective may take. Then the switch is asked whom it waits for, which takes up to 2.5 s, and the
     /// collective fails unless it ends meanwhile. Ranks that die are noticed at once; this is for ranks that live
     /// and do not call.
     pub call_timeout: Duration,

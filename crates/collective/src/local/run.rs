@@ -40,8 +40,9 @@ use crate::{CollectiveError, LONGEST};
 /// So many bytes of all ranks together are reduced by each rank for itself. More are cheaper in slices.
 pub(super) const SMALL_IN_ALL: usize = 32 << 10;
 
-/// How much longer than the time of the rank that is on the wire is over the others wait for it: it asks the switches then.
-const WIRE_PATIENCE: Duration = Duration::from_secs(4);
+/// How much longer than the time of the rank that is on the wire is over the others wait for it: it asks the switches then, and
+/// says when it looks for other trees since one of them is lost.
+const WIRE_PATIENCE: Duration = Duration::from_millis(4500);
 
 /// Why a collective does not go on.
 #[derive(Debug)]

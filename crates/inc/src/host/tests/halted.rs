@@ -36,7 +36,8 @@ fn of_segments_it_says_how_many_results_of_the_call_have_come() {
         }
         assert_eq!(worker.halted(), None);
         worker.fail(ERROR);
-        let halted = Halted { number: 1, results, next_segment: SEGMENTS + results };
+        let next_segment = SEGMENTS + results;
+        let halted = Halted { number: 1, results, segments: SEGMENTS, next_segment };
         assert_eq!(worker.halted(), Some(halted));
         // What comes later changes it no more.
         answered(&mut worker, Answer::result(SEGMENTS + results), 16);
@@ -58,7 +59,7 @@ fn of_a_small_vector_it_says_whether_its_result_was_delivered() {
         }
         assert_eq!(worker.poll_outcome(), None, "what it has sent is not acknowledged");
         worker.fail(ERROR);
-        let halted = Halted { number: 1, results, next_segment: SEGMENTS };
+        let halted = Halted { number: 1, results, segments: 0, next_segment: SEGMENTS };
         assert_eq!(worker.halted(), Some(halted));
     }
 }
