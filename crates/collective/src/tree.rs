@@ -135,10 +135,20 @@ impl Work {
 impl Link {
     /// Nothing is sent from here on, and nothing that arrives is written anywhere.
     pub(crate) fn disconnect(&self) {
-        let _ = self.pair.modify(&QueuePairAttributes {
-            state: Some(QueuePairState::Error),
-            ..QueuePairAttributes::default()
-        });
+        self.enter(QueuePairState::Error);
+    }
+
+    /// As above, and when this returns no memory is read or written for it any more: in the error state a device may be at that
+    /// until the last request is flushed. Its number stays taken.
+    pub(crate) fn halt(&self) {
+        self.disconnect();
+        self.enter(QueuePairState::Reset);
+    }
+
+    fn enter(&self, state: QueuePairState) {
+        // Every state leads to both; a failed device has ended everything already.
+        let none = QueuePairAttributes::default();
+        let _ = self.pair.modify(&QueuePairAttributes { state: Some(state), ..none });
     }
 }
 

@@ -9,7 +9,7 @@ use millstream_inc::{HostConfig, MAX_TREES};
 use super::state::{Failure, Outcome, State};
 use super::{Engine, SWITCH_PATIENCE, VERDICT_PATIENCE};
 use crate::CollectiveError;
-use crate::tree::{Running, Tree};
+use crate::tree::{Link, Running, Tree};
 
 /// As [`VERDICT_PATIENCE`], where more depends on it: of a switch that this rank is not connected to, the controller knows which
 /// one is lost.
@@ -179,11 +179,11 @@ impl Engine {
         (state.trees[0].worker.config(), state.trees.len() as u8)
     }
 
-    /// After a failure: ends the connections, puts back what was overwritten by halves, and says how far each tree has
+    /// After a failure: ends the connections and all access to memory for them, puts back what was overwritten by halves, and says how far each tree has
     /// come, of how many collectives that were started; and the number of one that was overwritten and of which there
     /// is no copy. The collectives that were started and not waited for must still have their memory.
     pub(crate) fn halt(&self) -> (u64, [Position; MAX_TREES], Option<u64>) {
-        self.disconnect();
+        self.links.iter().for_each(Link::halt);
         let state = self.lock();
         let mut positions = [Position::default(); MAX_TREES];
         let mut lost = None;

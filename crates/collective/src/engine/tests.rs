@@ -126,6 +126,17 @@ fn trees_that_others_have_replaced_keep_no_copies() {
     assert!(!keeps());
 }
 
+/// In the error state a device may still write, where what is lost is about to be put back.
+#[test]
+fn trees_that_are_halted_touch_no_memory_any_more() {
+    let (engine, _switches) = engine_of(2);
+    assert_eq!(engine.start(&barrier(LONGEST)), Ok(0));
+    engine.fail(CollectiveError::Closed);
+    engine.halt();
+    let states: Vec<_> = engine.links.iter().map(|link| link.pair.state()).collect();
+    assert_eq!(states, [QueuePairState::Reset; 2]);
+}
+
 #[test]
 fn what_was_under_way_on_trees_that_have_failed_says_until_when_it_was_to_be_over() {
     let (engine, _switch) = engine();
