@@ -26,7 +26,7 @@ use millstream_verbs::{
 
 use self::state::{Failure, Outcome, State};
 use crate::CollectiveError;
-use crate::tree::{Link, Tree, Work, granted};
+use crate::tree::{Link, Tree, Work};
 
 /// What a rank shares with the other threads.
 pub(crate) struct Engine {
@@ -156,8 +156,8 @@ impl Engine {
         psn: Psn,
     ) -> Result<(), millstream_verbs::ModifyError> {
         let none = QueuePairAttributes::default();
-        let Link { pair, switch, receive_share, .. } = &self.links[tree];
-        let granted = granted(receive_share.as_ref());
+        let Link { pair, switch, .. } = &self.links[tree];
+        let granted = self.links[tree].granted();
         pair.modify(&QueuePairAttributes {
             state: Some(QueuePairState::Initialized),
             // Regions say where the switch may write. It asks by a WRITE of no bytes whether this rank lives, at

@@ -10,7 +10,7 @@ mod trees;
 
 use std::io;
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -312,7 +312,7 @@ fn join_once(
         let host = HostConfig { path_mtu, control_key, control_address, ..host };
         let worker = HostWorker::of_ranks(host, plan.ranks.clone())?;
         let tree = Tree::new(worker, control, MAX_STARTED);
-        let device = device.clone();
+        let (device, receive_share) = (device.clone(), Mutex::new(receive_share));
         connected.push((tree, Link { pair, device, switch, receive_share }));
     }
     let engine = Engine::new(connected, trees.devices.len(), config.world, &slot);

@@ -4,6 +4,7 @@ mod overwritten;
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use millstream_inc::failover::Position;
@@ -67,8 +68,8 @@ pub(crate) struct Link {
     pub(crate) pair: QueuePair,
     pub(crate) device: Device,
     pub(crate) switch: IpAddr,
-    /// What the switch may have in flight to the pair.
-    pub(crate) receive_share: Option<ReceiveShare>,
+    /// What the switch may have in flight to the pair. None where nothing limits it, and once it is given back.
+    pub(crate) receive_share: Mutex<Option<ReceiveShare>>,
 }
 
 /// How much the other end of a connection may have in flight, as it is told.
@@ -143,6 +144,21 @@ impl Link {
     pub(crate) fn halt(&self) {
         self.disconnect();
         self.enter(QueuePairState::Reset);
+    }
+
+    /// How much the switch is told that it may have in flight.
+    pub(crate) fn granted(&self) -> Option<u32> {
+        granted(self.share().as_ref())
+    }
+
+    /// Others may have what the switch had of the receive buffer: nothing of it is awaited any more.
+    pub(crate) fn give_back_share(&self) {
+        let share = self.share().take();
+        drop(share);
+    }
+
+    fn share(&self) -> MutexGuard<'_, Option<ReceiveShare>> {
+        self.receive_share.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn enter(&self, state: QueuePairState) {

@@ -199,9 +199,11 @@ impl Engine {
         self.lock().trees.iter().filter_map(Tree::was_due).collect()
     }
 
-    /// Other trees have taken the place of these, which have been halted: what they keep of calls is freed.
+    /// These trees are of no more use: other ones have taken their place, or nothing does. What they keep of calls is freed,
+    /// and what their switches had of the receive buffers is for others.
     pub(crate) fn retire(&self) {
         self.lock().trees.iter_mut().for_each(Tree::forget_overwritten);
+        self.links.iter().for_each(Link::give_back_share);
     }
 
     pub(crate) fn failure(&self) -> Option<CollectiveError> {

@@ -74,7 +74,7 @@ fn tree_of(slot: &EngineSlot, tree: usize) -> (Tree, Link, QueuePair, Edge) {
     let edge =
         Edge { qpn: switch.number(), psn: Psn::new(0), path_mtu: Mtu::B1024, receive_share: None };
     let tree = Tree::new(worker, control, MAX_STARTED);
-    (tree, Link { pair, device, switch: host, receive_share: None }, switch, edge)
+    (tree, Link { pair, device, switch: host, receive_share: Mutex::default() }, switch, edge)
 }
 
 /// One that only this process has.
@@ -124,6 +124,36 @@ fn trees_that_others_have_replaced_keep_no_copies() {
     engine.halt();
     engine.retire();
     assert!(!keeps());
+}
+
+/// More peers than any receive buffer has room for.
+const MANY: usize = 1000;
+
+/// How many peers more a device would tell that it has room for as much as the first.
+fn room(device: &Device) -> usize {
+    let grant = || device.grant_receive_share(1).unwrap();
+    let first = grant().bytes_of_one();
+    let shares = std::iter::repeat_with(grant).take(MANY);
+    // They are there until all are counted.
+    let full: Vec<_> = shares.take_while(|it| it.bytes_of_one() == first).collect();
+    full.len()
+}
+
+#[test]
+fn trees_that_others_have_replaced_have_no_part_of_the_receive_buffer() {
+    let slot = EngineSlot::default();
+    let (tree, mut link, _switch, _) = tree_of(&slot, 0);
+    let device = link.device.clone();
+    let before = room(&device);
+    link.receive_share = Mutex::new(device.grant_receive_share(1));
+    let engine = Engine::new(vec![(tree, link)], 1, 2, &slot);
+    let is_large = before < MANY;
+    assert_eq!(room(&device) < before, is_large, "of a small buffer all get the least");
+    engine.fail(CollectiveError::Closed);
+    engine.halt();
+    engine.retire();
+    assert_eq!(room(&device), before);
+    assert!(engine.links[0].granted().is_none());
 }
 
 /// In the error state a device may still write, where what is lost is about to be put back.
@@ -192,7 +222,7 @@ fn no_more_is_under_way_to_a_switch_than_either_end_has_room_for() {
         let slot = EngineSlot::default();
         let (tree, mut link, _unused, mut edge) = tree_of(&slot, 0);
         link.switch = address(255 - next_host());
-        link.receive_share = granted;
+        link.receive_share = Mutex::new(granted);
         edge.receive_share = receive_share;
         let socket = UdpSocket::bind((link.switch, 4791)).unwrap();
         socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();

@@ -39,7 +39,8 @@ pub(super) struct State {
     pub(super) retained: Vec<Retained>,
     pub(super) reports: Vec<FailoverReport>,
     /// Those of lost trees, until the communicator is closed, so that the numbers of their queue pairs are not given again:
-    /// what a switch that stood still sends later is for nobody. They keep nothing else.
+    /// what a switch that stood still sends later is for nobody. Beside these they have a few pages for messages, but no copies
+    /// of calls, and nothing of a receive buffer.
     pub(super) retired: Vec<Arc<Engine>>,
     /// Ends the search for other trees.
     pub(super) cancellation: Cancellation,
