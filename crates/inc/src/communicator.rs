@@ -200,6 +200,8 @@ pub(crate) struct Communicator {
     awaited: Option<u64>,
     search: overdue::Search,
     abort: Option<Abort>,
+    /// It is because of what the node above has sent, which is none of the protocol's. Nobody else knows that.
+    broken_above: bool,
     /// The abort was told of by [`Communicator::take_report`].
     reported: bool,
     /// That all have heard of it was told of by [`Communicator::take_ended`].
@@ -258,6 +260,7 @@ impl Communicator {
             awaited: None,
             search: overdue::Search::default(),
             abort: None,
+            broken_above: false,
             reported: false,
             closed: false,
             told: 0,
@@ -332,6 +335,11 @@ impl Communicator {
         abort
     }
 
+    /// Whether it is aborted because the node above has broken the protocol, as was found here.
+    pub(crate) const fn is_broken_above(&self) -> bool {
+        self.broken_above
+    }
+
     /// Why it is aborted, the first time that this is asked after all have heard of it.
     pub(crate) fn take_ended(&mut self) -> Option<Abort> {
         let ended = self.abort.filter(|_| !self.closed && self.all_ended());
@@ -384,10 +392,16 @@ impl Communicator {
 
     /// Aborts it because of what came on a port.
     pub(crate) fn broken(&mut self, port: usize, violation: Violation) -> Progress {
-        self.abort(match self.children.get(port) {
-            Some(child) => Abort::Violation { rank: child.rank, violation },
-            None => Abort::ParentLost,
-        })
+        match self.children.get(port) {
+            Some(child) => self.abort(Abort::Violation { rank: child.rank, violation }),
+            None => self.abort_above(),
+        }
+    }
+
+    /// Aborts it because of what the node above has sent.
+    fn abort_above(&mut self) -> Progress {
+        self.broken_above |= self.abort.is_none();
+        self.abort(Abort::ParentLost)
     }
 
     /// The port is gone, or was told and nothing more is expected of it.

@@ -93,11 +93,11 @@ pub enum SwitchEvent {
         /// How its connection ended.
         status: CompletionStatus,
     },
-    /// The connection to the switch above broke, and with it the communicator.
+    /// The connection to the switch above broke, or that switch broke the protocol, and with it the communicator.
     ParentLost {
         /// The communicator.
         communicator: u64,
-        /// How its connection ended.
+        /// How its connection ended: with a bad response where it broke the protocol.
         status: CompletionStatus,
     },
     /// The ranks do not agree on what to compute; the communicator is being aborted.
@@ -406,7 +406,8 @@ impl SwitchNode {
     /// Tells of an abort that the communicator began by itself.
     fn report(&mut self, index: u32) {
         let Some(communicator) = self.endpoint.memory_mut().get_mut(index) else { return };
-        let (id, abort) = (communicator.id, communicator.take_report());
+        let (id, is_broken_above) = (communicator.id, communicator.is_broken_above());
+        let abort = communicator.take_report();
         self.events.extend(match abort {
             Some(Abort::Mismatch(mismatch)) => {
                 Some(SwitchEvent::Mismatch { communicator: id, mismatch })
@@ -416,6 +417,10 @@ impl SwitchNode {
             }
             Some(Abort::Violation { rank, violation }) => {
                 Some(SwitchEvent::Violation { communicator: id, rank, violation })
+            }
+            Some(Abort::ParentLost) if is_broken_above => {
+                let status = CompletionStatus::BadResponse;
+                Some(SwitchEvent::ParentLost { communicator: id, status })
             }
             // Told already, or asked for.
             Some(

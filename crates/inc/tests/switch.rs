@@ -4,11 +4,13 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::time::Duration;
 
 use millstream_inc::{
-    Abort, ChildSpec, CommunicatorSpec, CreateError, MAX_SEGMENT_BYTES, MAX_WINDOW,
+    Abort, ChildSpec, CommunicatorSpec, CreateError, MAX_SEGMENT_BYTES, MAX_WINDOW, ParentSpec,
     PreparedCommunicator, Ranks, SpecError, SwitchConfig, SwitchEvent, SwitchNode,
 };
-use millstream_roce::{Instant, Node, Transmit};
-use millstream_wire::{Mtu, Psn, Qpn};
+use millstream_roce::{
+    CompletionStatus, DatagramMeta, IcrcCheck, Identification, Instant, Node, Transmit,
+};
+use millstream_wire::{Bth, Mtu, Opcode, Psn, Qpn};
 
 const NOW: Instant = Instant::ZERO;
 
@@ -225,6 +227,46 @@ fn communicators_that_are_aborted_have_each_their_own_time_to_end() {
         for id in ended {
             switch.destroy_communicator(NOW, *id);
         }
+    }
+}
+
+/// Nobody else knows it: to the ranks below it is a lost switch, and which one that is the controller hears from here only.
+#[test]
+fn a_switch_above_that_breaks_the_protocol_is_told_of() {
+    // The result of a segment that was never sent up, by its number, and by its bytes.
+    let number = (Opcode::RcSendOnlyWithImmediate, vec![0_u8, 0, 0, 7]);
+    // An address, a key, a length of 8, and so many bytes.
+    let bytes: Vec<u8> = [0; 15].into_iter().chain([8]).chain([1; 8]).collect();
+    for (opcode, rest) in [number, (Opcode::RcWriteOnly, bytes)] {
+        let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        let config = SwitchConfig { icrc: IcrcCheck::Off, ..SwitchConfig::new(address, 3) };
+        let mut switch = SwitchNode::new(config);
+        let leaf = CommunicatorSpec { has_parent: true, ..spec(4, 2) };
+        let uplink = switch.create_communicator(NOW, &leaf).unwrap().uplink.unwrap();
+        let parent = ParentSpec {
+            address: IpAddr::V4(Ipv4Addr::new(127, 0, 0, 3)),
+            qpn: Qpn::new(0x200),
+            psn: Psn::new(9),
+            receive_share: None,
+        };
+        assert_eq!(switch.connect_parent(NOW, 4, &parent), Ok(true));
+        let meta = DatagramMeta {
+            source: parent.address,
+            source_port: 50_000,
+            destination: address,
+            identification: Identification::Known(0),
+            congestion_experienced: false,
+        };
+        let header = Bth::new(opcode as u8, uplink.qpn, parent.psn);
+        let datagram = [&header.to_bytes()[..], &rest[..], &[0; 4]].concat();
+        switch.handle_datagram(NOW, &meta, &datagram);
+        switch.handle_timeout(NOW);
+        let aborted = switch.statistics(4).unwrap().abort;
+        assert_eq!(aborted, Some(Abort::ParentLost), "{opcode:?}");
+        let (communicator, status) = (4, CompletionStatus::BadResponse);
+        let told = SwitchEvent::ParentLost { communicator, status };
+        assert_eq!(switch.poll_event(), Some(told), "{opcode:?}");
+        assert_eq!(switch.poll_event(), None, "{opcode:?}");
     }
 }
 

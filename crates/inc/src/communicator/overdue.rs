@@ -127,7 +127,7 @@ impl Communicator {
     pub(super) fn asked(&mut self, note: Answer) -> Progress {
         match self.noted(note, Answer::missing) {
             Some(sequence) if self.search.found.is_none() => self.search_below(sequence),
-            _ => self.abort(Abort::ParentLost),
+            _ => self.abort_above(),
         }
     }
 

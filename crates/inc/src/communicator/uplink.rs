@@ -128,7 +128,7 @@ impl Communicator {
 
     /// The switch above has broken the protocol.
     fn nonsense(&mut self) -> AccessDenied {
-        let _ = self.abort(Abort::ParentLost);
+        let _ = self.abort_above();
         AccessDenied::InvalidRequest
     }
 
@@ -184,7 +184,7 @@ impl Communicator {
             return Progress::None;
         }
         let Some(answer) = immediate.and_then(Answer::from_immediate) else {
-            return self.abort(Abort::ParentLost);
+            return self.abort_above();
         };
         let Some(uplink) = &mut self.uplink else { return Progress::None };
         match answer {
@@ -206,7 +206,7 @@ impl Communicator {
                 let expected = answer == Answer::agreed(self.agreed);
                 let result = self.call.layout.small_target_of(&uplink.ranks).len();
                 if !expected || length as usize != result || uplink.announced <= self.agreed {
-                    return self.abort(Abort::ParentLost);
+                    return self.abort_above();
                 }
                 self.receive_small(result);
                 self.agreed += 1;
@@ -221,7 +221,7 @@ impl Communicator {
                     && answer == Answer::result(segment)
                     && !layout.place(segment).targets.among(&uplink.ranks);
                 if !empty || self.slots.receive_nothing(segment).is_err() {
-                    return self.abort(Abort::ParentLost);
+                    return self.abort_above();
                 }
                 uplink.results += 1;
                 Progress::Ready
@@ -232,7 +232,7 @@ impl Communicator {
             {
                 Progress::None
             }
-            _ => self.abort(Abort::ParentLost),
+            _ => self.abort_above(),
         }
     }
 }
