@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::mpsc::{Receiver, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use millstream_metadata::{
 };
 use millstream_transfer::{
     Config, InstallError, NewError, RdmaConfig, RelayConfig, Segment, SegmentError, Settings,
-    TransferEngine,
+    TransferEngine, Withdrawal,
 };
 use millstream_verbs::{DeviceError, Provider};
 use thiserror::Error;
@@ -26,8 +26,8 @@ use crate::{output, paths, retry};
 const WAIT_INTERVAL: Duration = Duration::from_millis(50);
 const TELL_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The engines of this process. Held while one starts, since its entries are at the metadata server before that is over.
-static ENGINES: Mutex<Vec<Weak<TransferEngine>>> = Mutex::new(Vec::new());
+/// Of the engines of this process. Held while one starts, since its entries are at the metadata server before that is over.
+static ENGINES: Mutex<Vec<Withdrawal>> = Mutex::new(Vec::new());
 
 /// A way for bytes to move that this version has.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -194,10 +194,10 @@ pub(crate) fn start(
 /// An engine of which [`withdraw_all`] knows as soon as a metadata server does.
 fn new(config: Config) -> Result<Arc<TransferEngine>, NewError> {
     let mut engines = ENGINES.lock().unwrap_or_else(PoisonError::into_inner);
-    engines.retain(|engine| engine.strong_count() > 0);
-    let engine = Arc::new(TransferEngine::new(config)?);
-    engines.push(Arc::downgrade(&engine));
-    Ok(engine)
+    engines.retain(|engine| !engine.is_over());
+    let engine = TransferEngine::new(config)?;
+    engines.push(engine.withdrawal());
+    Ok(Arc::new(engine))
 }
 
 /// Begins to take back what metadata servers have of this process's engines, which is about to end; says when that is
@@ -206,11 +206,10 @@ pub(crate) fn withdraw_all() -> Receiver<()> {
     let (done, is_done) = sync_channel(1);
     let withdraw = move || {
         let engines = ENGINES.lock().unwrap_or_else(PoisonError::into_inner);
-        let alive: Vec<_> = engines.iter().filter_map(Weak::upgrade).collect();
-        alive.iter().for_each(|engine| engine.withdraw());
+        engines.iter().for_each(Withdrawal::withdraw);
         // Nobody waits where there was no time for it.
         let _ = done.send(());
-        // Who would start another engine, or end these, is not held up for long.
+        // Who would start another engine is not held up for long.
         loop {
             thread::park();
         }

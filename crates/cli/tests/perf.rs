@@ -309,13 +309,13 @@ fn a_client_that_falls_silent_ends_the_server_in_time() {
 
 #[test]
 fn a_client_that_works_for_longer_than_the_timeout_is_waited_for() {
-    let arguments = ["--duration=6s", "--size=4KiB"];
+    let arguments = ["--duration=12s", "--size=4KiB"];
     let latency = ["--latency"];
     let tests = [("write-bw", &latency[..0]), ("read-bw", &latency[..])];
     let begun = tests.map(|(test, more)| {
         let bind = address();
         let arguments = [&arguments[..], more].concat();
-        let server = server(test, &bind, &[&arguments[..], &["--timeout=2s"]].concat());
+        let server = server(test, &bind, &[&arguments[..], &["--timeout=5s"]].concat());
         (server, client(test, &bind, &arguments))
     });
     for (server, client) in begun {

@@ -193,7 +193,7 @@ impl Handle {
 }
 
 /// Reads a script to its end, and runs it. Nothing of it is left for commands that read.
-const RUN_WHAT_IS_READ: &str = "script=$(cat) || exit\neval \"$script\"";
+const RUN_WHAT_IS_READ: &str = "unset script; script=$(cat) || exit\neval \"$script\"";
 
 /// Has a shell run a script. It reads the script: Linux takes up to 128 KiB as an argument, and the routes of a large lab
 /// are more.

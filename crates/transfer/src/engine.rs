@@ -37,7 +37,7 @@ use crate::tcp::relay::RelayTransport;
 use crate::transport::Transport;
 use crate::{
     Buffer, Config, NewError, Notification, NotifyError, Policy, PolicyFile, RegisterError,
-    Segment, SegmentError, SegmentId,
+    Segment, SegmentError, SegmentId, Withdrawal,
 };
 
 /// A transfer engine. Dropping it ends its transfers, closes its connections, and unregisters its
@@ -210,13 +210,10 @@ impl TransferEngine {
         self.inner.transports().iter().map(|transport| transport.retransmissions()).sum()
     }
 
-    /// Takes back what a metadata server has of this engine and of its files, and tells it no more of its memory: for a
-    /// process that is about to end without dropping the engine, as by a signal. Transfers go on. May block, up to the
-    /// deadlines of the store.
-    pub fn withdraw(&self) {
-        if !self.inner.store.is_local() {
-            self.inner.withdraw(&self.inner.file_names());
-        }
+    /// For a process that is about to end without dropping the engine, as by a signal: takes back what a metadata server has of
+    /// it.
+    pub fn withdrawal(&self) -> Withdrawal {
+        Withdrawal::new(Weak::clone(&self.inner.own))
     }
 
     /// Unregisters the memory that was registered at this address. Returns once no transfer

@@ -79,6 +79,7 @@ mod task;
 mod tcp;
 mod terms;
 mod transport;
+mod withdrawal;
 mod workers;
 
 pub use batch::Batch;
@@ -117,3 +118,4 @@ pub use submit::SubmitOptions;
 pub use tcp::TcpConfig;
 pub use tcp::relay::{RelayConfig, RelayLimits};
 pub use transport::{ANY_LOCATION, Capabilities};
+pub use withdrawal::Withdrawal;

@@ -336,7 +336,7 @@ fn an_engine_that_is_withdrawn_stays_so() {
     let engine = server.engine("node-a");
     let buffer = shared(&engine, 4096);
     assert_eq!(server.state().entries.len(), 2);
-    engine.withdraw();
+    engine.withdrawal().withdraw();
     assert!(server.state().entries.is_empty(), "{:?}", server.state());
     // Whatever would put them there again, the thread that looks after entries too.
     drop(buffer);
@@ -344,6 +344,27 @@ fn an_engine_that_is_withdrawn_stays_so() {
     engine.install_tcp(TcpConfig::default()).unwrap();
     thread::sleep(Duration::from_millis(200));
     assert!(server.state().entries.is_empty(), "{:?}", server.state());
+}
+
+/// As a process has it that a signal ends while a thread of it drops the engine.
+#[test]
+fn who_withdraws_an_engine_that_is_being_dropped_returns_once_its_entries_are_gone() {
+    let server = MapServer::default();
+    let engine = server.engine("node-a");
+    let withdrawal = engine.withdrawal();
+    server.change(|state| state.holds_removes = true);
+    thread::scope(|scope| {
+        let dropped = scope.spawn(move || drop(engine));
+        let withdrawn = scope.spawn(|| {
+            withdrawal.withdraw();
+            assert!(server.state().entries.is_empty(), "{:?}", server.state());
+        });
+        server.change(|state| state.holds_removes = false);
+        dropped.join().unwrap();
+        withdrawn.join().unwrap();
+    });
+    assert!(withdrawal.is_over());
+    withdrawal.withdraw();
 }
 
 #[test]

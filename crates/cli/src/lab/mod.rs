@@ -16,7 +16,7 @@ use std::process::Stdio;
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
-use millstream_lab::Labs;
+use millstream_lab::{LabError, Labs};
 
 use crate::failure::sentence;
 use crate::note::note;
@@ -151,9 +151,14 @@ fn up(arguments: &UpArguments) -> anyhow::Result<()> {
     }
     which.status(*json).inspect_err(|_| {
         // Who is told that it failed does not look for a lab that is up.
-        if let Err(error) = which.end() {
-            note(&format!("lab {} stays: {}", which.name, sentence(&error)));
-        }
+        let ended = which.labs().map(|labs| labs.end(&which.name));
+        // Somebody else may have ended it.
+        let error = match ended {
+            Ok(Ok(()) | Err(LabError::NoLab { .. })) => return,
+            Ok(Err(error)) => error.into(),
+            Err(error) => error,
+        };
+        note(&format!("lab {} stays: {}", which.name, sentence(&error)));
     })
 }
 

@@ -22,6 +22,9 @@ pub(super) struct Description {
     pub(super) mtu: usize,
     /// READs and atomic operations that this side takes at a time.
     pub(super) reads: u8,
+    /// Whether this side gives signs of life while it measures what the other one's processor does not see. Older ones do not.
+    #[serde(default)]
+    pub(super) signs: bool,
     pub(super) queue_pairs: Vec<Address>,
 }
 
@@ -95,6 +98,7 @@ mod tests {
             verify: true,
             mtu: 1024,
             reads: 16,
+            signs: true,
             queue_pairs: vec![address],
         }
     }
@@ -102,9 +106,19 @@ mod tests {
     #[test]
     fn what_may_differ_may() {
         let address = Address { qpn: 9, psn: 8, key: 7, address: 6 };
-        let theirs =
-            Description { mtu: 4096, reads: 1, queue_pairs: vec![address], ..description() };
+        let theirs = Description {
+            mtu: 4096,
+            reads: 1,
+            signs: false,
+            queue_pairs: vec![address],
+            ..description()
+        };
         compare(&description(), &theirs, "client").unwrap();
+        // An older one has not heard of signs of life.
+        let mut older = serde_json::to_value(&theirs).unwrap();
+        assert_eq!(older.as_object_mut().unwrap().remove("signs"), Some(false.into()));
+        let older: Description = serde_json::from_value(older).unwrap();
+        assert!(!older.signs);
     }
 
     #[test]

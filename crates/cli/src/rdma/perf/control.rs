@@ -69,6 +69,8 @@ pub(super) struct Control {
     heard: Instant,
     /// When a sign of life was given last.
     signed: Instant,
+    /// Whether the other side gives such signs.
+    has_signs: bool,
 }
 
 impl Control {
@@ -85,7 +87,20 @@ impl Control {
         SockRef::from(&stream).set_tcp_keepalive(&keepalive).context("cannot set a timeout")?;
         stream.set_nodelay(true).context("cannot send lines at once")?;
         let now = Instant::now();
-        Ok(Self { stream, unread: Vec::new(), peer, timeout, heard: now, signed: now })
+        Ok(Self {
+            stream,
+            unread: Vec::new(),
+            peer,
+            timeout,
+            heard: now,
+            signed: now,
+            has_signs: true,
+        })
+    }
+
+    /// Without, silence says nothing while the other side measures.
+    pub(super) fn expect_signs(&mut self, has_signs: bool) {
+        self.has_signs = has_signs;
     }
 
     /// What the other side is called.
@@ -131,8 +146,9 @@ impl Control {
         }
     }
 
-    /// The next line, however long that takes, as long as the other side is not silent for this time.
+    /// The next line, however long that takes, as long as the other side is not silent for this time, if it gives signs.
     pub(super) fn receive_while_alive(&mut self, silence: Duration) -> anyhow::Result<Message> {
+        let silence = if self.has_signs { silence } else { Duration::MAX };
         self.heard = Instant::now();
         loop {
             let left = silence.saturating_sub(self.heard.elapsed());

@@ -257,6 +257,7 @@ fn converse(
         bail!("the {} did not say what it is about to do", control.peer());
     };
     agreement::compare(&ours, &remote, control.peer())?;
+    control.expect_signs(remote.signs);
     let path_mtu = common_mtu(&ours, &remote)?;
     lanes.connect(
         &remote.queue_pairs,
@@ -295,6 +296,7 @@ fn describe(plan: &Plan, lanes: &Lanes, mtu: Mtu) -> Description {
         verify: plan.verify,
         mtu: mtu.bytes(),
         reads: lanes.device().attributes().max_reads,
+        signs: true,
         queue_pairs: lanes.addresses(),
     }
 }

@@ -16,7 +16,7 @@ use millstream_verbs::SoftConfig;
 use super::super::row::{self, Shape};
 use super::super::{Operation, allocate};
 use super::report::Aim;
-use super::{COLD, SHORT, SHORT_TURNS, TURNS, median, median_of};
+use super::{COLD, LEAST, SHORT, SHORT_TURNS, TURNS, median, median_of};
 use crate::bench::rdma::RawWrites;
 use crate::engine::{self, Opened, Started};
 use crate::memory::MemoryKind;
@@ -104,7 +104,7 @@ impl Ends {
             threads: 1,
             duration,
         };
-        let short = turn / SHORT;
+        let short = (turn / SHORT).max(LEAST);
         let (rate, latency) = (shape(64 << 10, BATCH, turn), shape(4 << 10, 1, short));
         // One more of each, which opens windows.
         if with_rates {
