@@ -339,12 +339,11 @@ impl Tree {
         }
     }
 
-    /// Whether the switch may have closed the connection because it was told that the deadline has passed. It says whom it
-    /// waits for, but to who has a receive for a result in SEND mode: there it closes it without a word. Otherwise, and where
-    /// it has not acknowledged what it was told, silence means that it is lost.
+    /// Whether the switch may have closed the connection because it was told that a deadline has passed, this rank's or that of
+    /// another one. It says whom it waits for, but to who has a receive for a result in SEND mode: there it closes it without a
+    /// word, and acknowledges nothing that comes afterwards. In WRITE mode silence means that it is lost.
     pub(crate) fn may_be_closed(&self) -> bool {
-        let sends = |running: Running| running.overdue && running.call.mode == Mode::Send;
-        self.running.is_some_and(sends) && self.worker.is_give_up_acknowledged()
+        self.running.is_some_and(|running| running.overdue && running.call.mode == Mode::Send)
     }
 
     /// The error of what is under way, or was when the worker failed.

@@ -172,8 +172,6 @@ pub struct HostWorker {
     probe: bool,
     /// The switch is to be told that this rank waits no longer.
     overdue: bool,
-    /// It has acknowledged that.
-    overdue_acknowledged: bool,
     delivery: Option<Delivery>,
     outcome: Option<Result<Completed, CollectiveError>>,
     failed: Option<CollectiveError>,
@@ -240,7 +238,6 @@ impl HostWorker {
             sends: 0,
             probe: false,
             overdue: false,
-            overdue_acknowledged: false,
             delivery: None,
             outcome: None,
             failed: None,
@@ -432,11 +429,6 @@ impl HostWorker {
         self.overdue = self.running.is_some();
     }
 
-    /// Whether the switch has acknowledged what [`HostWorker::give_up`] has it told: it was there after the deadline.
-    pub const fn is_give_up_acknowledged(&self) -> bool {
-        self.overdue_acknowledged
-    }
-
     /// The next thing to do, or nothing until a completion or a start.
     pub fn poll_command(&mut self) -> Option<Command> {
         if let Some(delivery) = self.delivery.take() {
@@ -583,7 +575,6 @@ impl HostWorker {
         }
         if completion.id & RECEIVE_ID == 0 {
             self.sends = self.sends.saturating_sub(1);
-            self.overdue_acknowledged |= completion.id == OVERDUE_ID;
         } else {
             self.consumed += 1;
             if let Err(error) = self.answered(completion, message) {
@@ -663,7 +654,6 @@ impl HostWorker {
             let completed = Completed { sequence: running.number, bytes: running.layout.bytes() };
             self.outcome = Some(Ok(completed));
             self.overdue = false;
-            self.overdue_acknowledged = false;
         }
     }
 

@@ -69,6 +69,8 @@ impl Guest {
     ) -> Result<Self> {
         let Link { tap, guest, .. } = *relay.link();
         let share = lab.scratch().join(format!("{tap}.share"));
+        // That of an earlier guest on this link may be there.
+        let _ = fs::remove_dir_all(&share);
         fs::create_dir(&share)?;
         fs::write(share.join("agent.sh"), AGENT)?;
         fs::write(share.join("state.sh"), STATE)?;

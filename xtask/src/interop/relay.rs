@@ -26,6 +26,10 @@ impl Relay {
         let Link { tap, ours, .. } = link;
         let [frames, control] =
             ["frames", "control"].map(|socket| lab.scratch().join(format!("{tap}.{socket}")));
+        for socket in [&frames, &control] {
+            // One of an earlier guest on this link may be there.
+            let _ = std::fs::remove_file(socket);
+        }
         let mut child = lab
             .command(program)
             .arg(tap)

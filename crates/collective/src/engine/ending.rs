@@ -16,8 +16,8 @@ use crate::tree::{Link, Running, Tree};
 const FAILOVER_PATIENCE: Duration = Duration::from_secs(1);
 
 /// How long a rank whose deadline has passed waits for the switch to say whom it waits for: for several processes
-/// to answer, on busy machines, and for longer than a switch may be silent before it is lost. One that was lost before that
-/// has not acknowledged what it is told then.
+/// to answer, on busy machines, and for longer than a switch may be silent before a soft device says that it is lost. Other
+/// devices may wait for up to four times as long (IBTA 9.7.6.1.3), and a switch that is lost is a time-out then.
 const OVERDUE_PATIENCE: Duration = Duration::from_millis(2500);
 
 const _: () = assert!(OVERDUE_PATIENCE.as_millis() > SWITCH_PATIENCE.as_millis());

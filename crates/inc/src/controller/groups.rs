@@ -37,7 +37,9 @@ impl Groups {
 
     pub(super) fn remove(&mut self, id: &GroupId) -> Option<Group> {
         let group = self.all.remove(id)?;
-        self.by_identity.remove(&group.identity);
+        if self.of(group.identity) == Some(*id) {
+            self.by_identity.remove(&group.identity);
+        }
         Some(group)
     }
 

@@ -1,5 +1,5 @@
 //! The ranks of a group that are there, and what is known of all of them together: each of many says something, and nothing that
-//! is done for one looks at all.
+//! is done for one looks at all, but for the last that comes and those that leave after fewer collectives than any before.
 
 use core::net::IpAddr;
 use core::ops::Deref;

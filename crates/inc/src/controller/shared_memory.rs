@@ -122,7 +122,7 @@ impl Group {
 /// wants the switch for himself.
 fn hosts(group: &Group) -> Option<BTreeMap<u32, Ranks>> {
     let mut of_host: HashMap<&str, Vec<u32>> = HashMap::new();
-    for (&rank, member) in &group.members {
+    for (&rank, member) in group.members.iter() {
         let same = member.same_machine.as_ref().filter(|_| !member.options.plain)?;
         of_host.entry(&same.host).or_default().push(rank);
     }

@@ -412,23 +412,6 @@ fn a_timeout_counts_from_the_start_of_its_call() {
 }
 
 #[test]
-fn a_switch_knows_that_a_deadline_has_passed_once_it_has_acknowledged_that() {
-    let mut worker = announced(8);
-    while next(&mut worker).is_some() {}
-    worker.give_up();
-    assert_eq!(next_send(&mut worker), Some((OVERDUE_ID, 0, 0)));
-    [DESCRIPTOR_ID, 0, 1].into_iter().for_each(|id| sent(&mut worker, id));
-    assert!(!worker.is_give_up_acknowledged());
-    sent(&mut worker, OVERDUE_ID);
-    assert!(worker.is_give_up_acknowledged());
-    // It has its result all the same, and nothing was said of the next one.
-    answered(&mut worker, Answer::agreed(0), 0);
-    (0..2).for_each(|segment| answered(&mut worker, Answer::result(segment), 16));
-    assert!(matches!(worker.poll_outcome(), Some(Ok(_))));
-    assert!(!worker.is_give_up_acknowledged());
-}
-
-#[test]
 fn a_result_in_send_mode_is_a_whole_segment() {
     for (length, right) in [(16, true), (15, false), (17, false), (0, false), (1, false)] {
         let mut worker = worker();
