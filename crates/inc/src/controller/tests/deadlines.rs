@@ -75,7 +75,7 @@ impl Chance {
                     world: 3,
                     rank,
                     address: hello("g", 3, rank).address,
-                    departed: chance % 7 == 0,
+                    departed: chance.is_multiple_of(7),
                     more_addresses: Vec::new(),
                 };
                 let connection = self.fresh();
