@@ -358,6 +358,8 @@ fn who_withdraws_an_engine_that_is_being_dropped_returns_once_its_entries_are_go
     server.change(|state| state.holds_removes = true);
     thread::scope(|scope| {
         let dropped = scope.spawn(move || drop(engine));
+        drop(server.wait(|state| state.removing > 0));
+        assert!(!withdrawal.is_over(), "it would return at once");
         let withdrawn = scope.spawn(|| {
             withdrawal.withdraw();
             assert!(server.state().entries.is_empty(), "{:?}", server.state());
